@@ -1,0 +1,46 @@
+"""The exception tree: one class for each thing a caller can do about it.
+
+    CloseranksError (RuntimeError)
+    +-- ModelMismatch      the ranks built different models: make them equal
+    +-- ParameterSwapped   a parameter was replaced after wrapping: wrap again
+    +-- HookFailed         a communication hook returned something else than its promise: mend it
+    +-- ExchangeFailed     an exchange between ranks did not end
+        +-- RankAbsent     a rank did not come: look at that rank
+        |   +-- OutOfData  it left its training loop before the others: use join()
+        +-- PeerLost       a rank died: restart the job
+
+Wrong arguments are ValueError or TypeError, as in torch. Every message says what happened, what
+was expected, what follows, and what to do next. This file imports nothing.
+"""
+
+
+class CloseranksError(RuntimeError):
+    """Anything that closeranks itself has to report."""
+
+
+class ModelMismatch(CloseranksError):
+    """The ranks built different models. Raised on every rank, with the same message."""
+
+
+class ParameterSwapped(CloseranksError):
+    """A parameter that the reducer knows is no longer part of the module."""
+
+
+class HookFailed(CloseranksError):
+    """A communication hook returned something that cannot be a reduced bucket."""
+
+
+class ExchangeFailed(CloseranksError):
+    """An exchange between ranks ended with an error of the process group."""
+
+
+class RankAbsent(ExchangeFailed):
+    """A rank did not come to an exchange before the group's timeout."""
+
+
+class OutOfData(RankAbsent):
+    """A rank left its training loop while others still train."""
+
+
+class PeerLost(ExchangeFailed):
+    """A rank died."""
