@@ -1,0 +1,42 @@
+"""The seam between the reducer and the ways to exchange: one protocol of five methods.
+
+An exchange knows tensors and ranks. It must not know what a parameter, a bucket or a hook is.
+All ranks call the same methods in the same order; that order is the only thing that pairs calls.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Pending(Protocol):
+    """An exchange under way. The tensor must not be touched before wait() has returned."""
+
+    def wait(self) -> object:
+        """Return when the tensor holds the result; raise RuntimeError if it never will."""
+
+
+class Exchange(Protocol):
+    """n ranks that reduce and broadcast tensors among themselves."""
+
+    rank: int
+    size: int
+    scales_for_free: bool  # all_reduce multiplies by `scale` without a pass of its own
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A flat zeroed tensor that this exchange reduces as fast as it can."""
+
+    def all_reduce(self, tensor: Tensor, scale: float = 1.0) -> Pending:
+        """Start to replace the tensor by the sum over all ranks, times scale."""
+
+    def all_max(self, tensor: Tensor) -> Pending:
+        """Start to replace the tensor by the element-wise maximum over all ranks."""
+
+    def broadcast(self, tensor: Tensor, source: int) -> Pending:
+        """Start to replace the tensor by the one of rank `source`."""
+
+    def describe(self) -> str:
+        """Which way is used, in a few words, for `ddp.exchange` and the log."""
