@@ -1,0 +1,48 @@
+# `make demo` and `make test` are the two commands; both set everything up when it is not there.
+#
+#   make demo    train a small classifier on two workers and prove that the replicas are equal
+#   make test    all tests; the last line is pytest's
+#   make check   ruff, mypy and the house rules
+#   make bench   step times, interleaved with torch's own class
+#   make chaos   tests that kill, stop and slow down workers
+#   make clean   remove .venv and every cache
+#
+# PYTHON=...      the interpreter to set up with, instead of the first suitable one
+# TORCH_SPEC=...  what to give pip for torch, instead of the pinned version: a wheel, for example
+
+.PHONY: demo test check bench chaos clean setup
+
+PYTHON_HERE := .venv/bin/python
+LOOPBACK := $(if $(filter Darwin,$(shell uname -s)),lo0,lo)
+
+export PYTHON TORCH_SPEC
+
+demo: setup
+	@GLOO_SOCKET_IFNAME=$(LOOPBACK) OMP_NUM_THREADS=1 .venv/bin/torchrun --standalone \
+		--local-addr=127.0.0.1 --nproc-per-node=2 examples/digits.py
+
+test: setup
+	$(PYTHON_HERE) -m pytest
+
+check: setup
+	$(PYTHON_HERE) -m ruff check .
+	$(PYTHON_HERE) -m ruff format --check .
+	$(PYTHON_HERE) -m mypy
+	$(PYTHON_HERE) -m pytest tests/tidy
+
+bench: setup
+	@if [ -f bench/step.py ]; then $(PYTHON_HERE) bench/step.py; \
+	else echo "bench/step.py does not exist yet: there is nothing to measure."; exit 1; fi
+
+chaos: setup
+	@if [ -d tests/chaos ]; then $(PYTHON_HERE) -m pytest tests/chaos; \
+	else echo "Nothing was run: there are no chaos tests yet. They will kill, stop and slow down" \
+		"the workers of resilient training, which does not exist yet either."; fi
+
+# Quick when there is nothing to do.
+setup:
+	@sh .ci/setup
+
+clean:
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/closeranks.egg-info
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
