@@ -83,8 +83,8 @@ def test_no_file_anywhere_has_a_vague_name() -> None:
 
 def test_every_folder_of_the_package_is_a_package() -> None:
     """A folder without __init__.py would be left out of what is installed."""
-    folders = {PACKAGE / path for path in package_sources()}
-    assert [f"{f.parent}" for f in folders if not (f.parent / "__init__.py").exists()] == []
+    folders = {(PACKAGE / path).parent for path in package_sources()}
+    assert [f.name for f in folders if not (f / "__init__.py").exists()] == []
 
 
 def test_every_rule_has_a_bad_snippet() -> None:
