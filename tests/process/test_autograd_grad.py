@@ -1,4 +1,4 @@
-"""autograd.grad stays local; gradients of higher order are averaged when a backward reaches them."""
+"""autograd.grad stays local; a backward over its result is exchanged like any other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""no_sync, and what else makes a backward local: what is kept back is exchanged with the next one.
+"""no_sync, and what else makes a backward local: what is kept back is exchanged with the next.
 
-A backward is local if it runs inside no_sync, or if every forward since the last backward did. Where
-the two differ there is one warning.
+A backward is local if it runs inside no_sync, or if every forward since the last backward did.
+Where the two differ there is one warning.
 """
 
 from __future__ import annotations
