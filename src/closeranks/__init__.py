@@ -3,3 +3,67 @@
 The names below are the whole public surface. They are loaded on first use, so that starting the
 launcher imports no torch.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from closeranks.ddp.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
+    from closeranks.ddp.wrapper import DistributedDataParallel
+    from closeranks.errors import (
+        CloseranksError,
+        ExchangeFailed,
+        HookFailed,
+        ModelMismatch,
+        OutOfData,
+        ParameterSwapped,
+        PeerLost,
+        RankAbsent,
+    )
+    from closeranks.world import World, init
+
+_HOMES = {
+    "CloseranksError": "closeranks.errors",
+    "DistributedDataParallel": "closeranks.ddp.wrapper",
+    "ExchangeFailed": "closeranks.errors",
+    "HookFailed": "closeranks.errors",
+    "ModelMismatch": "closeranks.errors",
+    "OutOfData": "closeranks.errors",
+    "ParameterSwapped": "closeranks.errors",
+    "PeerLost": "closeranks.errors",
+    "RankAbsent": "closeranks.errors",
+    "SyncBatchNorm": "closeranks.ddp.sync_batchnorm",
+    "World": "closeranks.world",
+    "convert_sync_batchnorm": "closeranks.ddp.sync_batchnorm",
+    "init": "closeranks.world",
+}
+
+__all__ = [
+    "CloseranksError",
+    "DistributedDataParallel",
+    "ExchangeFailed",
+    "HookFailed",
+    "ModelMismatch",
+    "OutOfData",
+    "ParameterSwapped",
+    "PeerLost",
+    "RankAbsent",
+    "SyncBatchNorm",
+    "World",
+    "convert_sync_batchnorm",
+    "init",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'closeranks' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,426 @@
+"""DistributedDataParallel: the class that users wrap their module in.
+
+It subclasses torch's class, so that isinstance checks all over torch and its companions hold, but
+runs none of torch's reducer: its constructor makes ours. What is inherited on purpose is listed,
+with reasons, in tests/tidy/test_torch_surface.py.
+
+One step, in the order of the code: `forward` (buffers follow rank 0, the module runs, outputs are
+watched), then the user's backward, in which the reducer works, then the user's optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from closeranks.ddp import copying, logging_data, optimizers, options, outputs, replicate
+from closeranks.ddp import sync_batchnorm
+from closeranks.ddp.comm_hook import Hook, builtin_hook, check_hook
+from closeranks.ddp.delayed import DelayedParameters
+from closeranks.ddp.mixed_precision import MixedPrecision, cast_inputs
+from closeranks.ddp.torch_names import TorchNamedReducer
+from closeranks.ddp.uneven import ShadowHook
+from closeranks.exchange.attendance import Attendance
+from closeranks.exchange.group import GroupExchange
+from closeranks.reducer.options import Candidate, ReducerOptions
+from closeranks.reducer.waiting import Waiter
+
+_ONCE = "register_comm_hook or register_builtin_comm_hook can only be called once."
+
+
+class DistributedDataParallel(TorchDDP):
+    """Data parallelism for a module: every rank holds a replica, gradients are averaged.
+
+    The arguments are torch's, in torch's order, and mean what they mean there. Ours:
+
+    Args:
+        average: True averages gradients over ranks, False sums them. A function `fn() -> float`
+            gives this rank's weight, once for each exchange: the result is sum(w*g)/sum(w), and
+            zero if all weights are zero. Excludes a communication hook.
+        warn_after_s: after so long a wait for other ranks, a warning of the logger "closeranks"
+            names the bucket, its parameters, and the ranks that did not come.
+
+    Parameters that a backward does not reach need no flag; find_unused_parameters=True lets
+    buckets fly earlier where the used parameters vary. `autograd.grad` is never exchanged.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: list[int] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
+        average: bool | Callable[[], float] = True,
+        warn_after_s: float = 30.0,
+    ) -> None:
+        options.check_module(module)
+        options.check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        nn.Module.__init__(self)
+        Joinable.__init__(self)  # type: ignore[no-untyped-call]
+        self.average = options.check_average(average)
+        self.warn_after_s = warn_after_s
+        self.process_group = options.resolve_group(module, process_group, device_mesh)
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+        if check_reduction:
+            warnings.warn(
+                "The `check_reduction` argument in `DistributedDataParallel` module is "
+                "deprecated. Please avoid using it.",
+                FutureWarning,
+                stacklevel=2,
+            )
+
+        # Which parameters are whose.
+        delayed = list(delay_all_reduce_named_params or [])
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.parameters_to_ignore |= {name for name, _ in delayed}
+        self._delay_all_reduce_params = [parameter for _, parameter in delayed]
+        self._module_parameters = [
+            p for name, p in module.named_parameters() if name not in self.parameters_to_ignore
+        ]
+        options.check_parameters(self._module_parameters, len(delayed))
+        everything = self._module_parameters or self._delay_all_reduce_params
+        devices = options.resolve_devices(everything, device_ids, output_device)
+        self.device_type, self.is_multi_device_module = devices.device_type, devices.multi
+        self.device_ids, self.output_device = devices.device_ids, devices.output_device
+        self.device = everything[0].device
+
+        # What was asked for.
+        self.module = module
+        self.dim = dim
+        self.static_graph = False
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.batched_grad_copy = batched_grad_copy
+        self.mixed_precision = mixed_precision
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self.forward_sync_buffers, init_sync_buffers = options.resolve_buffer_sync(
+            broadcast_buffers, forward_sync_buffers
+        )
+        self._bucket_config, self._caps_bytes = options.resolve_caps(
+            bucket_cap_mb, bucket_cap_mb_list
+        )
+        self._set_torch_attributes()
+        sync_batchnorm.adopt(module)
+
+        # The parts that work.
+        self._make_reducer(static_graph)
+        if delayed:
+            self._delayed = DelayedParameters(
+                self._delay_all_reduce_params,
+                param_to_hook_all_reduce,
+                self._exchange,
+                self._waiter,
+                self._wants_sync_function(),
+            )
+        if init_sync:
+            self._replicate(init_sync_buffers)
+        if mixed_precision is not None:
+            self._mixed = MixedPrecision(mixed_precision, module, self.reducer)
+            self.register_comm_hook(self.process_group, self._mixed.hook)
+            self.reducer.at_end = self._mixed.grow
+        if static_graph:
+            self._set_static_graph()
+
+    def _set_torch_attributes(self) -> None:
+        """Attributes that others read, or that inherited methods use."""
+        config = self._bucket_config
+        self.bucket_bytes_cap = config.bucket_bytes_cap
+        self.bucket_bytes_cap_list = list(config.per_bucket_bytes_caps)
+        self.bucket_bytes_cap_default = config.first_bucket_bytes_cap < config.bucket_bytes_cap
+        self.broadcast_bucket_size = 250 * 1024 * 1024
+        self.use_side_stream_for_tensor_copies = options.side_stream_wanted()
+        self._use_python_reducer = False
+        self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
+        self._lazy_init_ran = False
+        self._ddp_sink_clone = True
+        self._delayed: DelayedParameters | None = None
+        self._mixed: MixedPrecision | None = None
+
+    def _wants_sync_function(self) -> Callable[[], bool]:
+        """Whether gradients are to be exchanged, for parts that must not keep this object alive."""
+        reference = weakref.ref(self)
+
+        def wants_sync() -> bool:
+            ddp = reference()
+            return ddp is not None and ddp.require_backward_grad_sync
+
+        return wants_sync
+
+    def _make_reducer(self, static_graph: bool) -> None:
+        """Everything that belongs to this process: exchange, waiter, reducer, logger."""
+        self._assign_modules_buffers()
+        self._exchange = GroupExchange(self.process_group)
+        attendance = Attendance(self.process_group, self._exchange.rank, self._exchange.size)
+        self._waiter = Waiter(attendance, self.warn_after_s)
+        candidates = _candidates(self.module, self.parameters_to_ignore)
+        synced_norm = any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())
+        self.reducer = TorchNamedReducer(
+            candidates,
+            self._exchange,
+            self._waiter,
+            ReducerOptions(
+                caps_bytes=self._caps_bytes,
+                average=self.average,
+                as_view=self.gradient_as_bucket_view,
+                batched=self.batched_grad_copy,
+                static_graph=static_graph,
+                find_unused=self.find_unused_parameters and self.mixed_precision is None,
+                skip_unused=self.skip_all_reduce_unused_params,
+                # Collectives of the module's own backward must meet ours in the same order on
+                # every rank, also where ranks use different parameters.
+                hold=synced_norm and self.find_unused_parameters,
+                hold_first=synced_norm,
+            ),
+            self._wants_sync_function(),
+        )
+        self.reducer.is_replaced = self._is_replaced
+        optimizers.settle_before_steps(self.reducer)
+        self.logger = logging_data.Logger(self)
+
+    def _replicate(self, buffers_too: bool) -> None:
+        """Compare the models of all ranks, then take rank 0's values."""
+        ignored = self.parameters_to_ignore
+        named = [(c.name, c.parameter) for c in self.reducer.candidates]
+        buffers = list(self.named_module_buffers.items()) if buffers_too else []
+        average = self.average if isinstance(self.average, bool) else "fn"
+        settings = {
+            "bucket_cap_mb": [cap / (1 << 20) for cap in self._caps_bytes],
+            "average": average,
+            "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
+            "delayed": sorted(ignored & {n for n, _ in self.module.named_parameters()}),
+        }
+        own = replicate.describe(named, buffers, settings)
+        replicate.compare(own, self._exchange, self._waiter, self.device)
+        dist.utils._sync_module_states(
+            module=self.module,
+            process_group=self.process_group,
+            broadcast_bucket_size=self.broadcast_bucket_size,
+            src=0,
+            params_and_buffers_to_ignore=ignored,
+            broadcast_buffers=buffers_too,
+        )
+        if self._delayed is not None:
+            self._delayed.broadcast()
+
+    @property
+    def exchange(self) -> str:
+        """Which way gradients take between ranks, in a few words."""
+        return self._exchange.describe()
+
+    # One step.
+
+    @torch._disable_dynamo(recursive=False)  # type: ignore[misc]
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+            return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not self._lazy_init_ran:
+            self._lazy_init()
+        if torch.is_grad_enabled():
+            if self.require_backward_grad_sync:
+                self.logger.sample(self)
+            self.reducer.note_forward(self.require_backward_grad_sync, self.training)
+        work = Join.notify_join_context(self)
+        if work is not None:
+            self.reducer.scale.expect_joined(work, self._divide_by_initial_world_size)
+        if self._check_sync_bufs_pre_fwd():
+            self._sync_buffers()
+        if self._join_config.enable:
+            self._check_global_requires_backward_grad_sync(is_joined_rank=False)
+        if self.device_ids:
+            moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
+            inputs, kwargs = moved[0], moved_kwargs[0]
+        if self.mixed_precision is not None:
+            inputs, kwargs = cast_inputs(self.mixed_precision, inputs, kwargs)
+        return inputs, kwargs
+
+    def _post_forward(self, output: Any) -> Any:
+        if self._check_sync_bufs_post_fwd():
+            self._sync_buffers()
+        if self._mixed is not None:
+            self._mixed.after_forward()
+        if not torch.is_grad_enabled():
+            self.require_forward_param_sync = False
+            return output
+        self.require_forward_param_sync = self.require_backward_grad_sync
+        training = self.training and self.require_backward_grad_sync
+        return outputs.watch(output, training, self.reducer.on_output_gradient)
+
+    def _lazy_init(self) -> None:
+        """At the first forward: take over optimizers that step inside the backward."""
+        self._lazy_init_ran = True
+        stepping = optimizers.take_over_in_backward(self._module_parameters)
+        if stepping:
+            self.reducer.at_end = lambda: optimizers.step_in_backward(stepping)
+
+    # Hooks.
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Have `hook(state, bucket)` exchange each bucket instead of us; once only."""
+        self._refuse_hook(lambda: check_hook(hook))
+        self._install_hook(Hook(state, hook))
+        self._comm_hooks.append((hook, state))
+
+    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        self._refuse_hook(lambda: None)
+        self._install_hook(builtin_hook(comm_hook_type, self.process_group))
+
+    def _refuse_hook(self, check: Callable[[], None]) -> None:
+        """Log and raise what makes a hook impossible now."""
+        try:
+            check()
+            if self.reducer.hook is not None:
+                raise RuntimeError(f"{_ONCE} Compose hooks in one function instead.")
+            if self.average is not True:
+                raise ValueError(
+                    "A communication hook decides itself how gradients are combined; average= "
+                    "must be left out. Weigh inside the hook, or use average without a hook."
+                )
+        except (TypeError, ValueError, RuntimeError) as error:
+            self.logger.set_error_and_log(f"{type(error)}: {error}")
+            raise
+
+    def _install_hook(self, hook: Hook) -> None:
+        self.reducer.set_hook(hook)
+        self.logger._set_comm_hook_name(hook.name)
+
+    # Modes and maintenance.
+
+    def _set_static_graph(self) -> None:
+        if self.static_graph:
+            warnings.warn(
+                "You've set static_graph to be True, no need to set it again.", stacklevel=2
+            )
+            return
+        if self.reducer.stats.iterations:
+            raise RuntimeError(
+                "set_static_graph() should be called before training loop starts. Pass "
+                "static_graph=True to the constructor."
+            )
+        self.static_graph = True
+        self.reducer.static_graph.expected = True
+        self.logger._set_static_graph()
+        if self.find_unused_parameters:
+            warnings.warn(
+                "You passed find_unused_parameters=true to DistributedDataParallel, "
+                "`_set_static_graph` will detect unused parameters automatically, so you do not "
+                "need to set find_unused_parameters=true, just be sure these unused parameters "
+                "will not change during training loop while calling `_set_static_graph`.",
+                stacklevel=2,
+            )
+
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        return self.reducer.has_rebuilt_buckets
+
+    def _shadow_exchange(self) -> None:
+        """Take part in an exchange of the others with zeros, and keep nothing of it."""
+        self.reducer.shadow()
+
+    def join_hook(self, **kwargs: Any) -> ShadowHook:
+        return ShadowHook(self, kwargs.get("divide_by_initial_world_size", True))
+
+    def _index_of(self, number: int) -> int:
+        """torch's index of a parameter: its place among those that need a gradient."""
+        return self.reducer.planned.index(number)
+
+    def _is_replaced(self, number: int) -> bool:
+        """Whether the module no longer holds the parameter of this number."""
+        parameter = self.reducer.parameters[number]
+        return all(parameter is not p for p in self.module.parameters())
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return self.logger.data(self)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        if sample_rate < 1:
+            self._log_and_throw(
+                ValueError,
+                "DDP runtime logging sample rate should be equal or greater than 1, "
+                f"got {sample_rate}.",
+            )
+        self.logger.set_sample_rate(sample_rate)
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Go on in another group; a registered hook keeps the group in its own state."""
+        hook = self.reducer.hook
+        self.reducer.unhook_all()
+        self._waiter.close()
+        if not dist.distributed_c10d._rank_not_in_group(new_process_group):
+            self.process_group = new_process_group
+            self._make_reducer(self.static_graph)
+            if hook is not None:
+                self._install_hook(hook)
+
+    # Copies.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return copying.portable_state(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        group = state.pop("_live_group", None)
+        ranks = state.pop("_group_ranks", None)
+        state.pop("broadcast_buffers", None)
+        hooks = state.pop("_comm_hooks", [])
+        nn.Module.__setstate__(self, state)
+        Joinable.__init__(self)  # type: ignore[no-untyped-call]
+        self.process_group = copying.find_group(ranks) if group is None else group
+        self._comm_hooks = []
+        self._delayed = self._mixed = None
+        self._make_reducer(self.static_graph)
+        for hook, hook_state in hooks:
+            self.register_comm_hook(hook_state, hook)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        state = self.__getstate__()
+        hooks = state.pop("_comm_hooks")  # Their states belong to groups, which are not copied.
+        state = copy.deepcopy(state, memo)
+        state["_comm_hooks"] = hooks
+        state["_live_group"] = self.process_group
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(state)
+        return twin
+
+
+def _candidates(module: nn.Module, ignored: set[str]) -> list[Candidate]:
+    """Every parameter that is ours, frozen ones included, once, in order of registration."""
+    found: dict[Tensor, Candidate] = {}
+    for module_name, part in module.named_modules():
+        sparse = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+        for own_name, parameter in part.named_parameters(recurse=False):
+            name = f"{module_name}.{own_name}" if module_name else own_name
+            if name not in ignored and parameter not in found:
+                found[parameter] = Candidate(name, parameter, sparse)
+    return list(found.values())

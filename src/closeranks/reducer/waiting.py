@@ -1,0 +1,93 @@
+"""Waits for exchanges, tells when one takes too long, and explains the one that failed.
+
+Translates the errors of a process group once, here, into the tree of closeranks.errors. Knows
+exchanges by number and description; must not know buckets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from closeranks.errors import ExchangeFailed, OutOfData, PeerLost, RankAbsent
+from closeranks.observe.watch import Watch
+
+if TYPE_CHECKING:
+    from closeranks.exchange.attendance import Attendance, Report
+    from closeranks.exchange.base import Pending
+
+logger = logging.getLogger("closeranks")
+
+_USE_JOIN = "If it ran out of data, wrap the training loop of every rank in `with ddp.join():`"
+_LOOK = "Look at its output and its stack (`py-spy dump --pid PID`)"
+
+
+class Waiter:
+    """Waits on behalf of one reducer."""
+
+    def __init__(self, attendance: Attendance, warn_after_s: float) -> None:
+        self.attendance = attendance
+        self.exchange_number = 0  # of the exchange under way or the last one
+        self._watch = Watch(warn_after_s, self._warn)
+
+    def wait(self, pending: Pending, what: Callable[[], str]) -> None:
+        """Return when it has ended well; otherwise say who did not come, and to what."""
+        self._watch.enter(what)
+        try:
+            pending.wait()
+        except RuntimeError as error:
+            raise self._explain(error, what()) from error
+        finally:
+            self._watch.leave()
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def _warn(self, what: str, waited_s: float) -> None:
+        report = self.attendance.ask(self.exchange_number)
+        if report is None:
+            who = "this group has no store, so who is missing is not known"
+        else:
+            who = report.sentence()
+        logger.warning(
+            "%s: %s, for %.1f s now. The wait goes on until the group's timeout. %s.",
+            what,
+            who,
+            waited_s,
+            _LOOK,
+        )
+
+    def _explain(self, error: RuntimeError, what: str) -> ExchangeFailed:
+        report = self.attendance.ask(self.exchange_number)
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        ended = "Training cannot go on in this process group"
+        if report is None or not report.absent:
+            return ExchangeFailed(
+                f"{what}: the process group reports: {cause}. {ended}; restart the job."
+            )
+        who = report.sentence()
+        if report.left:
+            return OutOfData(
+                f"{what}: {who}, and will not come: it ran out of data, or ended its loop early. "
+                f"{ended}. {_USE_JOIN}, or give every rank the same number of batches "
+                f"(DistributedSampler does). The process group reports: {cause}."
+            )
+        if _timed_out(cause):
+            return RankAbsent(
+                f"{what}: {who}, until the group's timeout. {ended}. {_LOOK}. {_USE_JOIN}. "
+                f"The process group reports: {cause}."
+            )
+        return PeerLost(
+            f"{what}: {who}, and a connection is gone: {_names(report)} most likely died. {ended}; "
+            f"look at the end of its output, then restart the job. The process group reports: "
+            f"{cause}."
+        )
+
+
+def _timed_out(cause: str) -> bool:
+    return "timed out" in cause.lower() or "timeout" in cause.lower()
+
+
+def _names(report: Report) -> str:
+    return ", ".join(f"rank {rank}" for rank in report.absent)
