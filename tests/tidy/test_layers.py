@@ -45,8 +45,9 @@ def test_what_the_launcher_needs_imports_no_torch() -> None:
 
 
 def test_importing_what_the_launcher_needs_loads_no_torch() -> None:
+    """World belongs to it: a launcher hands it to the workers."""
     modules = [module_of(p) for p in package_sources() if layer_of(module_of(p)) in TORCH_FREE]
-    names = [f"closeranks.{module}".rstrip(".") for module in modules]
+    names = [f"closeranks.{module}".rstrip(".") for module in [*modules, "world"]]
     program = f"import sys, {', '.join(names)}\nsys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr or "torch was loaded"
