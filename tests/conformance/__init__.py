@@ -1,0 +1,1 @@
+"""torch's own DDP tests, run against any DistributedDataParallel class. See README.md."""
