@@ -68,6 +68,11 @@ class Hook:
         self.state = state
         self.function = function
         self.name = getattr(function, "__qualname__", type(function).__qualname__)
+        # Such a hook starts further collectives when the first has ended, in a thread of the
+        # group; another bucket must not start its own in between, or ranks would pair them
+        # differently. A user's hook says so by an attribute `chained = True`.
+        home = getattr(function, "__module__", "")
+        self.chained = getattr(function, "chained", home.endswith("powerSGD_hook"))
 
     def start(self, bucket: Bucket | SparseBucket, is_last: bool) -> Future[Any]:
         """Hand the bucket to the hook; the future ends with the reduced gradients."""
@@ -157,5 +162,5 @@ def builtin_hook(kind: dist.BuiltinCommHookType, group: dist.ProcessGroup) -> Ho
         future: Future[Any] = state.allreduce([sent]).get_future()
         return future.then(lambda f: buffer.copy_(f.value()[0]))
 
-    mean.__qualname__ = str(kind).rsplit(".", 1)[-1]
+    mean.__qualname__ = str(kind)
     return Hook(group, mean)

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
+    "torch_distributed_debug": "TORCH_DISTRIBUTED_DEBUG",
     "cuda_visible_devices": "CUDA_VISIBLE_DEVICES",
     "gloo_socket_ifname": "GLOO_SOCKET_IFNAME",
     "gloo_device_transport": "GLOO_DEVICE_TRANSPORT",
+}
+_ENVIRONMENT_NCCL = {
     "nccl_socket_ifname": "NCCL_SOCKET_IFNAME",
     "nccl_blocking_wait": "TORCH_NCCL_BLOCKING_WAIT",
     "nccl_async_error_handling": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -77,13 +80,13 @@ class Logger(dist.Logger):
         """torch's keys with real values."""
         result = dict(self._construction)
         result["join_uneven_inputs"] = self._join
-        result["comm_hook"] = self._comm_hook
+        if self._comm_hook:
+            result["comm_hook"] = self._comm_hook
         result["can_set_static_graph"] = int(ddp.reducer.static_graph.unchanged)
         iterations = ddp.reducer.stats.iterations
         if iterations and not self._runtime:
             self._runtime = _runtime_data(ddp)
         result.update(self._runtime)
-        result["iteration"] = iterations
         result.update(self._errors)
         return result
 
@@ -118,10 +121,13 @@ def _construction_data(ddp: DistributedDataParallel) -> dict[str, Any]:
         "num_parameter_tensors": len(planned),
         "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in planned),
         "dtypes": ", ".join(_TYPE_NAMES.get(k, k) for k in kinds),
-        "torch_distributed_debug": dist.get_debug_level().name,
-        "gloo_num_threads": 2,
     }
-    return data | {key: os.environ.get(name, "N/A") for key, name in _ENVIRONMENT.items()}
+    names = _ENVIRONMENT
+    if data["backend_name"] == "gloo":
+        data["gloo_num_threads"] = 2
+    elif data["backend_name"] == "nccl":
+        names = _ENVIRONMENT | _ENVIRONMENT_NCCL
+    return data | {key: os.environ.get(name, "N/A") for key, name in names.items()}
 
 
 _TYPE_NAMES = {
@@ -147,6 +153,7 @@ def _runtime_data(ddp: DistributedDataParallel) -> dict[str, Any]:
     counts = reducer.read_used_counts()
     unused = [reducer.parameters[n] for n, c in zip(reducer.planned, counts, strict=False) if not c]
     data: dict[str, Any] = {
+        "iteration": stats.iterations,
         "unused_parameter_size": sum(p.numel() * p.element_size() for p in unused),
         "has_rebuilt_buckets": int(reducer.has_rebuilt_buckets),
         "rebuilt_bucket_sizes": _bucket_sizes(ddp) if reducer.has_rebuilt_buckets else "",

@@ -55,9 +55,10 @@ class MixedPrecision:
         for parameter in self._mine():
             _alloc_storage(parameter._mp_param, parameter.size())
             parameter._mp_param.copy_(parameter._fp_param)
-            if parameter.grad is not None:
-                parameter.grad.data = parameter.grad.to(dtype)
+            grad, parameter.grad = parameter.grad, None
             parameter.data = parameter._mp_param
+            if grad is not None:
+                parameter.grad = grad.to(dtype)
             if parameter.requires_grad:
                 self._announce(parameter)
 
@@ -80,11 +81,11 @@ class MixedPrecision:
         """The backward has ended: data and gradients are in full precision again."""
         self._forget_hooks()
         for parameter in self._mine():
-            if parameter.data is not parameter._fp_param:
-                parameter.data = parameter._fp_param
-                _free_storage(parameter._mp_param)
-            if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
-                parameter.grad.data = parameter.grad.to(parameter.dtype)
+            grad, parameter.grad = parameter.grad, None
+            parameter.data = parameter._fp_param
+            _free_storage(parameter._mp_param)
+            if grad is not None:
+                parameter.grad = grad.to(parameter.dtype)
 
     def after_forward(self) -> None:
         """A forward without a backward to come ends here; else `grow` follows the backward."""

@@ -146,7 +146,7 @@ class DistributedDataParallel(TorchDDP):
         if mixed_precision is not None:
             self._mixed = MixedPrecision(mixed_precision, module, self.reducer)
             self.register_comm_hook(self.process_group, self._mixed.hook)
-            self.reducer.at_end = self._mixed.grow
+            self.reducer.on_backward_done = self._mixed.grow
         if static_graph:
             self._set_static_graph()
 
@@ -205,6 +205,8 @@ class DistributedDataParallel(TorchDDP):
         self.reducer.is_replaced = self._is_replaced
         optimizers.settle_before_steps(self.reducer)
         self.logger = logging_data.Logger(self)
+        log_error = self.logger.set_error_and_log
+        self.reducer.on_error = lambda error: log_error(f"{type(error)}: {error}")
 
     def _replicate(self, buffers_too: bool) -> None:
         """Compare the models of all ranks, then take rank 0's values."""
@@ -324,9 +326,10 @@ class DistributedDataParallel(TorchDDP):
             )
             return
         if self.reducer.stats.iterations:
-            raise RuntimeError(
+            self._log_and_throw(
+                RuntimeError,
                 "set_static_graph() should be called before training loop starts. Pass "
-                "static_graph=True to the constructor."
+                "static_graph=True to the constructor.",
             )
         self.static_graph = True
         self.reducer.static_graph.expected = True
@@ -422,5 +425,5 @@ def _candidates(module: nn.Module, ignored: set[str]) -> list[Candidate]:
         for own_name, parameter in part.named_parameters(recurse=False):
             name = f"{module_name}.{own_name}" if module_name else own_name
             if name not in ignored and parameter not in found:
-                found[parameter] = Candidate(name, parameter, sparse)
+                found[parameter] = Candidate(name, parameter, sparse, parameter.dtype)
     return list(found.values())

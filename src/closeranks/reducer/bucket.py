@@ -33,6 +33,7 @@ class Bucket:
         position: int,
         numbers: Sequence[int],
         parameters: Sequence[Tensor],
+        dtype: torch.dtype,
         exchange: Exchange,
         tail_count: int,
         batched: bool,
@@ -42,12 +43,12 @@ class Bucket:
         self.parameters = list(parameters)
         first = self.parameters[0]
         numel = sum(p.numel() for p in self.parameters)
-        memory = exchange.allocate(numel + tail_count, first.dtype, first.device)
+        memory = exchange.allocate(numel + tail_count, dtype, first.device)
         self.memory = memory  # what is exchanged: the gradients, then the tail
         self.flat = memory[:numel]
         self.tail = memory[numel:]
         self.views = _views(self.flat, self.parameters)
-        self.size_bytes = numel * first.element_size()
+        self.size_bytes = numel * dtype.itemsize
         self.eager = not batched and self.size_bytes >= EAGER_BYTES_MIN * len(self.parameters)
         self.filled = [False] * len(self.parameters)
         self.missing = len(self.parameters)
@@ -115,7 +116,7 @@ class Bucket:
         targets = []
         for slot in chosen:
             parameter, view, grad = self.parameters[slot], self.views[slot], self.grads[slot]
-            if grad is None or grad is view or grad.layout != torch.strided:
+            if grad is None or grad is view or _cannot_hold(grad, view):
                 grad = torch.empty_like(parameter)
             parameter.grad = grad
             targets.append(grad.detach() if grad.requires_grad else grad)
@@ -195,6 +196,10 @@ class SparseBucket:
     def _hold(self, sparse: Tensor) -> None:
         self.memory = self.flat = sparse
         self.views = [sparse]
+
+
+def _cannot_hold(grad: Tensor, view: Tensor) -> bool:
+    return grad.layout != torch.strided or grad.dtype != view.dtype
 
 
 def _dense(grad: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class Increments:
             parameter = self._parameters[number]
             base = self._base.pop(number, None)
             if base is not None:
+                base = base.to(parameter.dtype)  # Mixed precision has changed it in between.
                 if parameter.grad is None:
                     parameter.grad = base
                 elif self._as_view or parameter.grad.is_sparse or base.is_sparse:

@@ -20,15 +20,12 @@ class Candidate:
     name: str
     parameter: Tensor
     sparse: bool
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.parameter.dtype
+    dtype: torch.dtype  # of its gradient between ranks; mixed precision changes the parameter's
 
     def spec(self, number: int) -> ParameterSpec:
-        p = self.parameter
+        p, dtype = self.parameter, self.dtype
         return ParameterSpec(
-            number, p.numel(), p.element_size(), str(p.dtype), str(p.device), self.sparse
+            number, p.numel(), dtype.itemsize, str(dtype), str(p.device), self.sparse
         )
 
 

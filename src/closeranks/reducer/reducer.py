@@ -86,6 +86,8 @@ class Reducer:
         self.order_observed: list[int] = []  # how gradients fired in the newest exchange
         self.after_exchange: list[Callable[[], object]] = []  # called once, then forgotten
         self.at_end: Callable[[], None] | None = None  # called at the end of every exchange
+        self.on_backward_done: Callable[[], None] | None = None  # called before .grad is set
+        self.on_error: Callable[[Exception], None] = lambda error: None
         self.is_replaced: Callable[[int], bool] = lambda number: False
         self._wants_sync = wants_sync
         self._handles: dict[int, list[Any]] = {}
@@ -99,6 +101,7 @@ class Reducer:
         # Forwards since the last backward, by what they announced.
         self._forwards_sync = self._forwards_local = 0
         self._unsettled_forward = False
+        self._forward_context: int | None = None
         self._warned_no_sync = False
         self._tail: Tensor | None = None
         self._adopt(tuple(n for n, p in enumerate(self.parameters) if p.requires_grad), None)
@@ -187,6 +190,7 @@ class Reducer:
                     position,
                     bucket.indices,
                     members,
+                    first.dtype,
                     self.exchange,
                     tail_count,
                     self.options.batched,
@@ -213,6 +217,7 @@ class Reducer:
         if self.mode is not Mode.IDLE and _current_task() == -1:
             self._abandon()
         self.stats.forward_began()
+        self._forward_context = remote.context_of_thread()
         if sync:
             self._forwards_sync += 1
             self._unsettled_forward = training
@@ -268,7 +273,9 @@ class Reducer:
         if self._alone:
             return
         self._allocate()
-        self._remote = remote.current_context()
+        in_backward = _current_task() != -1
+        if in_backward and self._forward_context is not None:
+            self._remote = remote.context_of_backward(self._forward_context)
         self._last = len(self.buckets) - 1 if not (self._hold or self._remote) else 0
         self.scale.begin(self.hook is not None)
         self.increments.unshow()
@@ -289,6 +296,8 @@ class Reducer:
         task = _current_task()
         if task != self._task:
             self._enter(task)
+        if self.parameters[number].grad is None and not self._remote:
+            return  # The gradient is undefined: the parameter counts as not reached.
         self._used[number] = True
         if self.mode is Mode.LOCAL:
             return
@@ -346,6 +355,8 @@ class Reducer:
             bucket.load(self.scale.before)
         start_ns = clock_ns()
         if self.hook is not None:
+            if self.hook.chained and self._flights:
+                self.waiter.wait(self._flights[-1].pending, lambda: self.describe(bucket))
             is_last = bucket.position == len(self.buckets) - 1
             pending = self.hook.start(bucket, is_last)
         else:
@@ -364,6 +375,8 @@ class Reducer:
             self._saw_inner = True
             node.register_hook(lambda *_: self._enter(_current_task()))
         elif self.mode is Mode.LOCAL:
+            if self.on_backward_done is not None:
+                self.on_backward_done()
             if self._tracks_increments:
                 self.increments.show()
             self._reset()
@@ -413,12 +426,19 @@ class Reducer:
             if not self._alone:
                 with torch.no_grad(), remote.gradients_of(self._remote, self):
                     self._settle(zeros)
+                    if self.on_backward_done is not None:
+                        self.on_backward_done()
                     self._land(discard)
+            elif self.on_backward_done is not None:
+                self.on_backward_done()
             if self.at_end is not None and not discard:
                 self.at_end()
             self.stats.backward_ended(compute_end_ns)
             self.waiter.attendance.took_part(self.waiter.exchange_number)
             self._check_graph(zeros)
+        except RuntimeError as error:
+            self.on_error(error)
+            raise
         finally:
             self._reset()
             for call in self.after_exchange:
@@ -442,15 +462,12 @@ class Reducer:
             if bucket.tail.numel():
                 tail.write_tail(bucket.tail, used, flags)
             self._fly(bucket, zeros)
-        last = self.buckets[-1]
-        self._tail = last.tail
-        self._tail_pending = None
-        if not self._tail.numel():
-            self._tail = torch.empty(
-                tail.tail_length(len(self.planned)), dtype=torch.int32, device=self._device
-            )
+        self._tail = self.buckets[-1].tail
+        self._tail_alone = not self._tail.numel()
+        if self._tail_alone:
+            length = tail.tail_length(len(self.planned))
+            self._tail = torch.empty(length, dtype=torch.int32, device=self._device)
             tail.write_tail(self._tail, used, flags)
-            self._tail_pending = self.exchange.all_reduce(self._tail)
 
     @property
     def _device(self) -> torch.device:
@@ -472,9 +489,10 @@ class Reducer:
                 slots = [s for s, n in enumerate(flight.bucket.numbers) if n not in unfired]
             if not discard:
                 flight.bucket.give_back(self.options.as_view, slots)
-        if self._tail_pending is not None:
-            self.waiter.wait(self._tail_pending, lambda: "the end of the backward")
         assert self._tail is not None, "every exchange has a tail"
+        if self._tail_alone:  # Only now: a hook may have started exchanges of its own until here.
+            pending = self.exchange.all_reduce(self._tail)
+            self.waiter.wait(pending, lambda: "the end of the backward")
         flags = tail.read_flags(self._tail)
         self.used_counts = None
         if discard:
@@ -501,8 +519,7 @@ class Reducer:
             if self._tail is None:
                 self.used_counts = [self.exchange.size] * len(self.planned)
             else:
-                in_bucket = self._tail_pending is None
-                unit = self.scale.during if in_bucket else 1.0
+                unit = 1.0 if self._tail_alone else self.scale.during
                 self.used_counts = tail.read_used_counts(self._tail, unit)
         return self.used_counts
 

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from closeranks.reducer.reducer import Reducer
 
 
-def current_context() -> int | None:
-    """The id of the distributed autograd context of this thread, None outside of any."""
+def context_of_thread() -> int | None:
+    """The id of the distributed autograd context that this thread is in, None outside of any.
+
+    A forward runs in its context. A distributed backward runs in threads of the engine, which
+    are in none, while an ordinary one runs in the thread that called it.
+    """
     if not dist.rpc.is_available() or not dist.rpc.api._is_current_rpc_agent_set():
         return None
     try:
@@ -26,6 +30,11 @@ def current_context() -> int | None:
     except RuntimeError:  # There is none.
         return None
     return int(context._context_id())
+
+
+def context_of_backward(forward_context: int) -> int | None:
+    """Called inside a backward: the context in which its gradients are, None if in .grad."""
+    return forward_context if context_of_thread() is None else None
 
 
 @contextlib.contextmanager
