@@ -202,7 +202,9 @@ class DistributedDataParallel(TorchDDP):
             ),
             self._wants_sync_function(),
         )
-        self.reducer.is_replaced = self._is_replaced
+        self.reducer.is_replaced = _replacement_check(self.module, candidates)
+        # Hooks on parameters keep the reducer alive, so it has to end with the wrapper.
+        weakref.finalize(self, self.reducer.close).atexit = False
         optimizers.settle_before_steps(self.reducer)
         self.logger = logging_data.Logger(self)
         log_error = self.logger.set_error_and_log
@@ -358,11 +360,6 @@ class DistributedDataParallel(TorchDDP):
         """torch's index of a parameter: its place among those that need a gradient."""
         return self.reducer.planned.index(number)
 
-    def _is_replaced(self, number: int) -> bool:
-        """Whether the module no longer holds the parameter of this number."""
-        parameter = self.reducer.parameters[number]
-        return all(parameter is not p for p in self.module.parameters())
-
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         return self.logger.data(self)
 
@@ -378,8 +375,7 @@ class DistributedDataParallel(TorchDDP):
     def _update_process_group(self, new_process_group: Any) -> None:
         """Go on in another group; a registered hook keeps the group in its own state."""
         hook = self.reducer.hook
-        self.reducer.unhook_all()
-        self._waiter.close()
+        self.reducer.close()
         if not dist.distributed_c10d._rank_not_in_group(new_process_group):
             self.process_group = new_process_group
             self._make_reducer(self.static_graph)
@@ -427,3 +423,15 @@ def _candidates(module: nn.Module, ignored: set[str]) -> list[Candidate]:
             if name not in ignored and parameter not in found:
                 found[parameter] = Candidate(name, parameter, sparse, parameter.dtype)
     return list(found.values())
+
+
+def _replacement_check(module: nn.Module, candidates: list[Candidate]) -> Callable[[int], bool]:
+    """Tells by number whether the module no longer holds a parameter."""
+    reference = weakref.ref(module)
+
+    def is_replaced(number: int) -> bool:
+        holder = reference()
+        parameter = candidates[number].parameter
+        return holder is not None and all(parameter is not p for p in holder.parameters())
+
+    return is_replaced

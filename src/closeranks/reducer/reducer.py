@@ -158,6 +158,11 @@ class Reducer:
         for number in list(self._handles):
             self._unhook(number)
 
+    def close(self) -> None:
+        """The module is no longer wrapped: leave its parameters alone."""
+        self.unhook_all()
+        self.waiter.close()
+
     def set_hook(self, hook: Any) -> None:
         """From now on a hook exchanges buckets, and it sees only what is new."""
         if self.mode is not Mode.IDLE:
@@ -279,7 +284,8 @@ class Reducer:
         self._last = len(self.buckets) - 1 if not (self._hold or self._remote) else 0
         self.scale.begin(self.hook is not None)
         self.increments.unshow()
-        if self.options.find_unused and not self._saw_inner and self.waiter.exchange_number > 1:
+        seen_before = self.waiter.exchange_number > 1 and not self._saw_inner
+        if self.options.find_unused and in_backward and seen_before:
             self._expect_unused()
 
     def _expect_unused(self) -> None:
