@@ -22,7 +22,10 @@ from tests.conformance.settings import Settings
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.write_baseline and (options.ddp or options.broken or options.filter):
+        parser.error("--write-baseline is for all tests of torch's own class")
     settings = Settings(
         ddp=options.ddp,
         broken=options.broken,
@@ -52,7 +55,7 @@ def _tell(result: Result, verbose: bool) -> None:
     line = f"{result.status:8}  {result.test:<84} {result.seconds:5.1f} s"
     _say(line if result.status == PASS and not result.why else f"{line}  {result.headline}")
     if verbose and result.status == FAIL:
-        _say(textwrap.indent(result.why, "    "))
+        _say(textwrap.indent(result.why.strip(), "    "))
 
 
 def _say(line: str) -> None:

@@ -40,6 +40,7 @@ def test_a_test_is_lost_unless_it_passes_or_differs_by_promise() -> None:
     results += [Result(test, PASS) for test in rest]
     assert baseline.lost(results, OURS) == [first, third]
     assert baseline.lost(results, replace(OURS, only=(second, third))) == [third]
+    assert baseline.lost(results, replace(OURS, world_size=3)) == [third]
     assert baseline.lost([], replace(OURS, filter=re.escape(first) + "$")) == [first]
 
 
