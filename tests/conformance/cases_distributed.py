@@ -4,7 +4,6 @@ Importing this module puts the class under test in place first.
 """
 
 import inspect
-import os
 import sys
 from typing import Any
 
@@ -12,9 +11,6 @@ from tests.conformance import under_test
 from tests.conformance.promised import PromisedDifferences
 
 SETTINGS = under_test.install()
-os.environ["BACKEND"] = "gloo"  # torch's module reads these three when it is imported
-os.environ["WORLD_SIZE"] = str(SETTINGS.world_size)
-os.environ["TEMP_DIR"] = SETTINGS.scratch
 sys.modules["torchvision"] = None  # type: ignore[assignment] # a resnet50 is too slow on the CPU
 
 import torch.testing._internal.distributed.distributed_test as upstream  # noqa: E402

@@ -34,6 +34,7 @@ _POLL_S = 0.1
 _GRACE_S = 60.0  # beyond a test's time limit: importing torch, writing stacks
 _FOREIGN = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "DDP_", "TORCH_", "NCCL_")
 _ENVIRONMENT = {
+    "BACKEND": "gloo",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -202,9 +203,6 @@ def _worker(suite: Suite, settings: Settings) -> Iterator[_Worker]:
 def _environment(settings: Settings) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     path = os.pathsep.join(filter(None, [str(ROOT), os.getcwd(), os.environ.get("PYTHONPATH")]))
-    return (
-        kept
-        | _ENVIRONMENT
-        | settings.environment()
-        | {"PYTHONPATH": path, "TMPDIR": settings.scratch}
-    )
+    places = {"PYTHONPATH": path, "TMPDIR": settings.scratch, "TEMP_DIR": settings.scratch}
+    sizes = {"WORLD_SIZE": str(settings.world_size)}
+    return kept | _ENVIRONMENT | settings.environment() | places | sizes

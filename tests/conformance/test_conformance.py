@@ -16,7 +16,6 @@ DEADLINE_S = 600.0
 FEW = (
     "DistributedTest.test_ddp_apply_optim_in_backward_ignored_params",
     "DistributedTest.test_ddp_control_flow_different_across_ranks",
-    "DdpComparisonTest.test_ddp_comparison",
 )
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 60)  # the first test of a run waits for all
