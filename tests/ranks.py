@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "tests.ranks"])
+_SERVER.set_forkserver_preload(["torch", "torch.distributed", "closeranks.ddp.wrapper", "tests.ranks"])
 _STACK_SIGNAL = signal.SIGUSR1
 
 

@@ -39,9 +39,7 @@ def check_module(module: object) -> None:
         )
 
 
-def resolve_group(
-    module: nn.Module, process_group: Any, device_mesh: Any
-) -> dist.ProcessGroup:
+def resolve_group(module: nn.Module, process_group: Any, device_mesh: Any) -> dist.ProcessGroup:
     """The group of the replicas: given, of a 1-D mesh, or the default one."""
     if process_group is not None and device_mesh is not None:
         raise RuntimeError(

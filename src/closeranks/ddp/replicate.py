@@ -127,8 +127,9 @@ def _buffer_difference(first: list[Any], second: list[Any], rank: int) -> str:
     for a, b in zip(first, second, strict=False):
         if a != b:
             return (
-                f"DDP expects same model across all ranks. The first difference: buffer {a[0]} is "
-                f"{a[2]} {a[1]} on rank 0 and buffer {b[0]} is {b[2]} {b[1]} on rank {rank}. {_NEXT}"
+                "DDP expects same model across all ranks. The first difference: buffer "
+                f"{a[0]} is {a[2]} {a[1]} on rank 0 and buffer {b[0]} is {b[2]} {b[1]} on rank "
+                f"{rank}. {_NEXT}"
             )
     return (
         f"DDP expects same model across all ranks, but rank 0 has {len(first)} buffers and rank "

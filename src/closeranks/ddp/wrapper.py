@@ -22,8 +22,15 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from closeranks.ddp import copying, logging_data, optimizers, options, outputs, replicate
-from closeranks.ddp import sync_batchnorm
+from closeranks.ddp import (
+    copying,
+    logging_data,
+    optimizers,
+    options,
+    outputs,
+    replicate,
+    sync_batchnorm,
+)
 from closeranks.ddp.comm_hook import Hook, builtin_hook, check_hook
 from closeranks.ddp.delayed import DelayedParameters
 from closeranks.ddp.mixed_precision import MixedPrecision, cast_inputs

@@ -1,8 +1,9 @@
 """Who came to an exchange and who did not, told through the store that the group already has.
 
-A rank writes nothing while all goes well. One that waits too long, or whose exchange failed,
-writes where it is; after a moment it reads what the others wrote. Whoever wrote nothing is not
-waiting: that is the rank to look at. A rank that leaves training in an orderly way says so.
+A rank writes nothing while all goes well. One that waits for more than a moment, or whose
+exchange failed, writes where it is; when it wonders, it reads what the others wrote. Whoever wrote
+nothing is not waiting: that is the rank to look at. A rank that leaves training in an orderly way
+says so.
 
 Knows positions (exchange number, bucket) and ranks; must not know tensors.
 """
@@ -18,9 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-
-# How long the others get to write where they are, once one of them asks.
-_ANSWER_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ class Attendance:
         self._store = _store_of(group)
         self._prefix = f"closeranks/attendance/{_instance_number(group)}"
         self._exchanges = 0
+        self._group = weakref.ref(group)
         if self._store is not None:
             _say_goodbye_at_exit(self)
 
@@ -62,17 +61,24 @@ class Attendance:
         """Write that this rank waits in the given exchange."""
         self._write("wait", {"exchange": exchange})
 
+    def is_over(self) -> bool:
+        """Whether this process has destroyed the group, and so comes to no further exchange."""
+        group = self._group()
+        return self._store is not None and (
+            group is None or group not in dist.distributed_c10d._world.pg_map
+        )
+
     def leave(self) -> None:
         """Write that this rank will not come to any further exchange."""
         self._write("left", {"exchanges": self._exchanges})
 
-    def ask(self, exchange: int) -> Report | None:
-        """Say where this rank is, give the others a moment, and read where they are."""
+    def ask(self, exchange: int, answer_s: float = 1.5) -> Report | None:
+        """Say where this rank is, give the others a moment to do so, and read where they are."""
         if self._store is None:
             return None
         try:
             self.wait_in(exchange)
-            deadline = time.monotonic() + _ANSWER_S
+            deadline = time.monotonic() + answer_s
             while True:
                 report = self._read(exchange)
                 if not report.absent or report.left or time.monotonic() >= deadline:

@@ -12,13 +12,28 @@ from collections.abc import Callable
 
 
 class Watch:
-    """Calls alarm(what, waited_s) once for each wait that lasts longer than limit_s."""
+    """Calls alarm(what, waited_s) once for each wait that lasts longer than limit_s.
 
-    def __init__(self, limit_s: float, alarm: Callable[[str, float], None]) -> None:
+    Before that, after at most a second, it calls notice() once for the same wait: time to leave a
+    note for others who may ask. When the watch ends, by close() or because is_over() says so
+    between two waits, it calls farewell().
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        notice: Callable[[], None],
+        alarm: Callable[[str, float], None],
+        is_over: Callable[[], bool],
+        farewell: Callable[[], None],
+    ) -> None:
         self.limit_s = limit_s
+        self._notice_s = min(1.0, limit_s / 4)
+        self._notice = notice
         self._alarm = alarm
+        self._is_over = is_over
+        self._farewell = farewell
         self._waiting: tuple[Callable[[], str], float] | None = None
-        self._alarmed: object = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -37,11 +52,19 @@ class Watch:
         self._stop.set()
 
     def _run(self) -> None:
-        while not self._stop.wait(min(1.0, self.limit_s / 4)):
+        noticed: object = None
+        alarmed: object = None
+        while not self._stop.wait(self._notice_s / 2):
             wait = self._waiting
-            if wait is None or wait is self._alarmed:
+            if wait is None:
+                if self._is_over():
+                    break
                 continue
             waited_s = time.monotonic() - wait[1]
-            if waited_s >= self.limit_s:
-                self._alarmed = wait
+            if waited_s >= self._notice_s and noticed is not wait:
+                noticed = wait
+                self._notice()
+            if waited_s >= self.limit_s and alarmed is not wait:
+                alarmed = wait
                 self._alarm(wait[0](), waited_s)
+        self._farewell()

@@ -31,8 +31,10 @@ class StaticGraph:
         self.unchanged = False
         if not self.expected:
             return
-        lost = [i for i, (was, now) in enumerate(zip(before, used, strict=True)) if was and not now]
-        names = [reducer.candidates[reducer.planned[i]].name for i in lost]
+        pairs = list(enumerate(zip(before, used, strict=True)))
+        lost = [i for i, (was, now) in pairs if was and not now]
+        gained = [i for i, (was, now) in pairs if now and not was]
+        names = [reducer.candidates[reducer.planned[i]].name for i in lost or gained]
         rank = reducer.exchange.rank
         advice = (
             "The gradients of this backward are right nevertheless. Leave static_graph out of the "
@@ -47,10 +49,9 @@ class StaticGraph:
                 f"Parameter indices which did not receive grad for rank {rank}: "
                 f"{' '.join(map(str, lost))} ({', '.join(names)}). {advice}"
             )
-        gained = [i for i, (was, now) in enumerate(zip(before, used, strict=True)) if now and not was]
-        names = [reducer.candidates[reducer.planned[i]].name for i in gained]
         raise RuntimeError(
             "Your training graph has changed in this iteration, e.g., one parameter is unused in "
             "first iteration, but then got used in the second iteration. this is not compatible "
-            f"with static_graph set to True. Newly used on rank {rank}: {', '.join(names)}. {advice}"
+            f"with static_graph set to True. Newly used on rank {rank}: {', '.join(names)}. "
+            f"{advice}"
         )

@@ -29,7 +29,9 @@ class Waiter:
     def __init__(self, attendance: Attendance, warn_after_s: float) -> None:
         self.attendance = attendance
         self.exchange_number = 0  # of the exchange under way or the last one
-        self._watch = Watch(warn_after_s, self._warn)
+        self._watch = Watch(
+            warn_after_s, self._leave_note, self._warn, attendance.is_over, attendance.leave
+        )
 
     def wait(self, pending: Pending, what: Callable[[], str]) -> None:
         """Return when it has ended well; otherwise say who did not come, and to what."""
@@ -42,10 +44,14 @@ class Waiter:
             self._watch.leave()
 
     def close(self) -> None:
+        """No more exchanges from here: others who still wait learn it from the watch's end."""
         self._watch.close()
 
+    def _leave_note(self) -> None:
+        self.attendance.wait_in(self.exchange_number)
+
     def _warn(self, what: str, waited_s: float) -> None:
-        report = self.attendance.ask(self.exchange_number)
+        report = self.attendance.ask(self.exchange_number, answer_s=0.3)
         if report is None:
             who = "this group has no store, so who is missing is not known"
         else:
