@@ -26,7 +26,7 @@ class Settings:
     start: str = "fork"  # how a test starts its ranks: "fork", or "spawn" as torch does
     world_size: int = 2
     timeout_s: float = 120.0  # for one test
-    deadline_s: float = 900.0  # for the whole run
+    deadline_s: float = 1800.0  # for the whole run
     filter: str = ""  # regular expression to be found in a test's name
     only: tuple[str, ...] = ()  # and among these; empty is all
     done: tuple[str, ...] = ()  # already reported, not to be run again
