@@ -138,10 +138,12 @@ def _on(name: str) -> Callable[[str], str]:
     return lambda message: f"{name}: {message}"
 
 
-def assert_weights(net: Any, reference: nn.Module, *, rtol: float = 1e-4) -> None:
+def assert_weights(
+    net: Any, reference: nn.Module, *, rtol: float = 1e-4, atol: float = 1e-6
+) -> None:
     """The wrapped module's weights are those of the reference, the same bits on every rank."""
     for (name, p), q in zip(unwrapped(net).named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(p.detach(), q.detach(), rtol=rtol, atol=1e-6, msg=_on(name))
+        torch.testing.assert_close(p.detach(), q.detach(), rtol=rtol, atol=atol, msg=_on(name))
     assert_replicas_equal([p.detach() for p in unwrapped(net).parameters()])
 
 
@@ -164,6 +166,7 @@ def train_and_compare(
     *,
     steps: int = 1,
     rtol: float = 1e-4,
+    atol: float = 1e-6,
     net: Any = None,
     **options: Any,
 ) -> Any:
@@ -177,11 +180,11 @@ def train_and_compare(
     for i in range(steps):
         step(net, rank, i)
         expected = reference_grads(reference, world, step, i)
-        assert_grads(net, expected, rtol=rtol)
+        assert_grads(net, expected, rtol=rtol, atol=atol)
         optimizer.step()
         optimizer.zero_grad()
         descend(reference, expected)
-    assert_weights(net, reference, rtol=rtol)
+    assert_weights(net, reference, rtol=rtol, atol=atol)
     return net
 
 

@@ -90,6 +90,22 @@ def test_a_destroyed_group_can_be_made_again() -> None:
     assert len(worlds) == 3 and len(set(worlds)) == 1
 
 
+def _meet_twice(rank: int, *environs: dict[str, str]) -> list[float]:
+    os.environ.update(environs[rank])
+    sums = []
+    for _ in range(3):
+        init(timeout=20)
+        sums.append(_sum_of_ranks())
+        dist.destroy_process_group()
+        time.sleep(0.2 * (1 - rank))  # rank 1 comes back while rank 0 is still away
+    return sums
+
+
+def test_ranks_can_meet_again_at_the_same_place() -> None:
+    environs = _plain([0, 1], size=2)
+    assert run_ranks(2, _meet_twice, *environs, init_group=False, env=BARE) == 2 * [[1.0] * 3]
+
+
 def _alone_on_a_taken_port(rank: int) -> bool:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
