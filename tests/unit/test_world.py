@@ -306,7 +306,19 @@ def test_a_hostlist_is_expanded(text: str, hosts: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ",", "n[1-3", "n1-3]", "n[[1]]", "n[3-1]", "n[]", "n[1,]", "n[1-]", "n[0-9999999]"],
+    [
+        "",
+        ",",
+        "n[1-3",
+        "n1-3]",
+        "n[[1]]",
+        "n[3-1]",
+        "a,n[3-1]",
+        "n[]",
+        "n[1,]",
+        "n[1-]",
+        "n[0-9999999]",
+    ],
 )
 def test_a_hostlist_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="hostlist"):

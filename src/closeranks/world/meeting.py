@@ -32,6 +32,9 @@ _RANKS_NAMED_MAX = 8
 _PAUSE_S_MAX = 0.25  # between two looks at the store
 _GAVE_UP = 1 << 40  # added to the count of arrivals: more than there ever are ranks
 
+# Served until the process ends: after destroy_process_group the others may be here again first.
+_served: dict[tuple[str, int], Store] = {}
+
 
 def this_host() -> str:
     """A name of this host that no other host has; CLOSERANKS_HOST overrides it for tests."""
@@ -53,7 +56,9 @@ def open_store(launch: Launch, limit: timedelta) -> tuple[Store, str, int]:
     Rank 0 serves it, unless torchrun's agent does; the others knock until it answers.
     """
     if launch.rank == 0 and not launch.agent_store:
-        return _serve_store(launch, limit)
+        server, address, port = _serve_store(launch, limit)
+        _served[address, port] = server
+        return server, address, port
     assert launch.port is not None, "only a world of one may leave the port open"
     _knock(launch, launch.port, limit.total_seconds())
     client = TCPStore(launch.address, launch.port, is_master=False, timeout=limit)
