@@ -100,7 +100,7 @@ class Logger(dist.Logger):
 
 def _construction_data(ddp: DistributedDataParallel) -> dict[str, Any]:
     reducer = ddp.reducer
-    planned = [reducer.parameters[n] for n in reducer.planned]
+    planned = [reducer.parameters[n] for n in reducer.fleet.planned]
     kinds = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in planned)
     data: dict[str, Any] = {
         "world_size": ddp._exchange.size,
@@ -144,24 +144,26 @@ def _bucket_sizes(ddp: DistributedDataParallel) -> str:
     reducer = ddp.reducer
     return ", ".join(
         str(sum(reducer.candidates[n].spec(n).size_bytes for n in bucket.indices))
-        for bucket in reducer.plan
+        for bucket in reducer.fleet.plan
     )
 
 
 def _runtime_data(ddp: DistributedDataParallel) -> dict[str, Any]:
     reducer, stats = ddp.reducer, ddp.reducer.stats
-    counts = reducer.read_used_counts()
-    unused = [reducer.parameters[n] for n, c in zip(reducer.planned, counts, strict=False) if not c]
+    counts = reducer.used_counts()
+    unused = [
+        reducer.parameters[n] for n, c in zip(reducer.fleet.planned, counts, strict=False) if not c
+    ]
     data: dict[str, Any] = {
         "iteration": stats.iterations,
         "unused_parameter_size": sum(p.numel() * p.element_size() for p in unused),
         "has_rebuilt_buckets": int(reducer.has_rebuilt_buckets),
         "rebuilt_bucket_sizes": _bucket_sizes(ddp) if reducer.has_rebuilt_buckets else "",
         "rebuilt_per_bucket_param_indices": "; ".join(
-            " ".join(str(ddp._index_of(n)) for n in bucket.indices) for bucket in reducer.plan
+            " ".join(str(ddp._index_of(n)) for n in bucket.indices) for bucket in reducer.fleet.plan
         ),
         "prev_iteration_grad_ready_order_indices": ", ".join(
-            str(ddp._index_of(n)) for n in reducer.order_observed
+            str(ddp._index_of(n)) for n in reducer.observed
         ),
         "num_buckets_reduced": stats.buckets_reduced,
         "forward_compute_time_start": stats.forward_start_ns,

@@ -60,4 +60,4 @@ def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
         if reducer.has_unsettled_forward:
             owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if any(id(p) in owned for p in reducer.parameters):
-                reducer.settle_forward()
+                reducer.join_in()

@@ -24,7 +24,7 @@ class TorchNamedReducer(Reducer):
         self._on_gradient(number)
 
     def _get_local_used_map(self) -> Tensor:
-        return torch.tensor(self.read_used_counts(), dtype=torch.int32)
+        return torch.tensor(self.used_counts(), dtype=torch.int32)
 
     def _ddp_graph_static(self) -> bool:
         return self.static_graph.unchanged
@@ -43,11 +43,11 @@ class TorchNamedReducer(Reducer):
         """Nothing to prepare: hooks are always armed, and no graph is searched."""
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
-        self._allocate()
+        self.fleet.allocate(self.hook is None and not self.options.skip_unused)
         zeros = []
-        for bucket in self.buckets:
+        for bucket in self.fleet.buckets:
             if isinstance(bucket, Bucket):
-                seen = GradBucket(bucket, bucket.position == len(self.buckets) - 1)
+                seen = GradBucket(bucket, bucket.position == len(self.fleet.buckets) - 1)
                 seen.set_buffer(torch.zeros_like(bucket.flat))
                 zeros.append(seen)
         return zeros
@@ -80,7 +80,7 @@ class TorchNamedReducer(Reducer):
             )
 
     def _remove_autograd_hooks(self) -> None:
-        self.unhook_all()
+        self.unhook()
 
     def _set_static_graph(self) -> None:
         self.static_graph.expected = True

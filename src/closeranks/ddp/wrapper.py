@@ -365,7 +365,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _index_of(self, number: int) -> int:
         """torch's index of a parameter: its place among those that need a gradient."""
-        return self.reducer.planned.index(number)
+        return self.reducer.fleet.place[number]
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         return self.logger.data(self)

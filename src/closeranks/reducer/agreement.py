@@ -19,33 +19,27 @@ if TYPE_CHECKING:
     from closeranks.reducer.waiting import Waiter
 
 
-class Agreement:
-    """The questions, asked over one exchange."""
+def on_order(
+    order: Sequence[int], exchange: Exchange, waiter: Waiter, device: torch.device
+) -> list[int]:
+    """The order in which rank 0 saw gradients become ready."""
+    numbers = torch.tensor(order, dtype=torch.int32, device=device)
+    waiter.wait(exchange.broadcast(numbers, 0), lambda: "the agreement on a bucket order")
+    return [int(n) for n in numbers.tolist()]
 
-    def __init__(self, exchange: Exchange, waiter: Waiter) -> None:
-        self._exchange = exchange
-        self._waiter = waiter
 
-    def on_order(self, order: Sequence[int], device: torch.device) -> list[int]:
-        """The order in which rank 0 saw gradients become ready."""
-        numbers = torch.tensor(order, dtype=torch.int32, device=device)
-        pending = self._exchange.broadcast(numbers, 0)
-        self._waiter.wait(pending, lambda: "the agreement on a bucket order")
-        return [int(n) for n in numbers.tolist()]
-
-    def on_changes(
-        self, parameters: Sequence[Tensor], late: set[int]
-    ) -> tuple[list[int], set[int]]:
-        """Which parameters need gradients on some rank, and which came late on some rank."""
-        count = len(parameters)
-        numbers = [int(p.requires_grad) for p in parameters]
-        numbers += [int(n in late) for n in range(count)]
-        answer = torch.tensor(numbers, dtype=torch.int32, device=parameters[0].device)
-        pending = self._exchange.all_max(answer)
-        self._waiter.wait(pending, lambda: "the agreement on parameters that have changed")
-        values = answer.tolist()
-        wanted = [n for n in range(count) if values[n]]
-        return wanted, {n for n in range(count) if values[count + n]}
+def on_changes(
+    parameters: Sequence[Tensor], late: set[int], exchange: Exchange, waiter: Waiter
+) -> tuple[list[int], set[int]]:
+    """Which parameters need gradients on some rank, and which came late on some rank."""
+    count = len(parameters)
+    numbers = [int(p.requires_grad) for p in parameters]
+    numbers += [int(n in late) for n in range(count)]
+    answer = torch.tensor(numbers, dtype=torch.int32, device=parameters[0].device)
+    waiter.wait(exchange.all_max(answer), lambda: "the agreement on what has changed")
+    values = answer.tolist()
+    wanted = [n for n in range(count) if values[n]]
+    return wanted, {n for n in range(count) if values[count + n]}
 
 
 def swapped_error(name: str) -> ParameterSwapped:

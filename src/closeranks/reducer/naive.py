@@ -71,7 +71,7 @@ class NaiveReducer:
         used = self._sum(torch.tensor([float(grad is not None)])).item()
         if not used:
             return  # on every rank: .grad stays as it is
-        given = torch.zeros_like(parameter) if grad is None else grad.detach().to_dense()
+        given = torch.zeros_like(parameter) if grad is None else _dense(grad.detach())
         if self.average is True:
             result = self._sum(given * (1.0 / dist.get_world_size(self.group)))
         elif self.average is False:
@@ -86,6 +86,11 @@ class NaiveReducer:
             torch.view_as_real(tensor) if tensor.is_complex() else tensor, group=self.group
         )
         return tensor
+
+
+def _dense(grad: Tensor) -> Tensor:
+    """Entries for the same row are summed by coalesce(), as everywhere: order decides bits."""
+    return grad.coalesce().to_dense() if grad.is_sparse else grad
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

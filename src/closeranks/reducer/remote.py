@@ -44,7 +44,7 @@ def gradients_of(context: int | None, reducer: Reducer) -> Iterator[None]:
         yield
         return
     gradients = dist.autograd.get_gradients(context)
-    planned = [reducer.parameters[n] for n in reducer.planned]
+    planned = [reducer.parameters[n] for n in reducer.fleet.planned]
     before = [p.grad for p in planned]
     for parameter in planned:
         parameter.grad = gradients.get(parameter)

@@ -34,7 +34,7 @@ class StaticGraph:
         pairs = list(enumerate(zip(before, used, strict=True)))
         lost = [i for i, (was, now) in pairs if was and not now]
         gained = [i for i, (was, now) in pairs if now and not was]
-        names = [reducer.candidates[reducer.planned[i]].name for i in lost or gained]
+        names = reducer.fleet.names([reducer.fleet.planned[i] for i in lost or gained])
         rank = reducer.exchange.rank
         advice = (
             "The gradients of this backward are right nevertheless. Leave static_graph out of the "

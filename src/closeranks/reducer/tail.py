@@ -49,16 +49,29 @@ def write_tail(tail: Tensor, used: Sequence[bool] | None, flags: Flags) -> None:
         tail.fill_(1)
     else:
         tail[:-FLAG_COUNT] = torch.tensor(used, dtype=tail.dtype, device=tail.device)
-    tail[-2:] = torch.tensor(
+    tail[-FLAG_COUNT:] = torch.tensor(
         [flags.late, flags.grads_changed], dtype=tail.dtype, device=tail.device
     )
 
 
-def read_flags(tail: Tensor) -> Flags:
-    late, grads_changed = tail[-2:].tolist()
-    return Flags(late > 0, grads_changed > 0)
+class News:
+    """The tail of the newest exchange, summed over ranks; read when somebody asks."""
 
+    def __init__(self, tail: Tensor, unit: float) -> None:
+        self._tail = tail
+        self._unit = unit  # what the exchange made of a one
+        self._counts: list[int] | None = None
 
-def read_used_counts(tail: Tensor, unit: float) -> list[int]:
-    """On how many ranks each parameter was used; `unit` is what the exchange made of a one."""
-    return [round(value / unit) for value in tail[:-FLAG_COUNT].tolist()]
+    def flags(self) -> Flags:
+        late, grads_changed = self._tail[-FLAG_COUNT:].tolist()
+        return Flags(late > 0, grads_changed > 0)
+
+    def counts(self) -> list[int]:
+        """On how many ranks each planned parameter was used."""
+        if self._counts is None:
+            self._counts = [round(v / self._unit) for v in self._tail[:-FLAG_COUNT].tolist()]
+        return self._counts
+
+    def release(self) -> None:
+        """Let go of the bucket that carried the tail."""
+        self._tail = self._tail.clone()
