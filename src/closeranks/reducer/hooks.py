@@ -7,8 +7,9 @@ asked for hooks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,19 +42,21 @@ class GradientHooks:
                 handle.remove()
             del self._nodes[number]
         for number in sorted(wanted - set(self._handles)):
-            node = accumulator_of(self._parameters[number])
-            self._nodes[number] = node
-            fire = functools.partial(self._after, number)
-            self._handles[number] = [node.register_hook(fire)]
-            if self._calls_before:
-                self._add_before(number)
+            with _trainable(self._parameters[number]):
+                node = accumulator_of(self._parameters[number])
+                self._nodes[number] = node
+                fire = functools.partial(self._after, number)
+                self._handles[number] = [node.register_hook(fire)]
+                if self._calls_before:
+                    self._add_before(number)
 
     def call_before(self) -> None:
         """From now on also tell of a gradient before it is accumulated."""
         if not self._calls_before:
             self._calls_before = True
             for number in self._handles:
-                self._add_before(number)
+                with _trainable(self._parameters[number]):
+                    self._add_before(number)
 
     def _add_before(self, number: int) -> None:
         def before(_grad: Tensor) -> None:
@@ -69,6 +72,17 @@ class GradientHooks:
 
     def any_will_fire(self) -> bool:
         return any(map(_will_execute, self._nodes.values()))
+
+
+@contextlib.contextmanager
+def _trainable(parameter: Tensor) -> Iterator[None]:
+    """A parameter that is frozen here, but not on all ranks, can have hooks for later as well."""
+    requires_grad = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        parameter.requires_grad_(requires_grad)
 
 
 def accumulator_of(parameter: Tensor) -> Any:

@@ -115,9 +115,9 @@ def _agree_on_changes(reducer: Reducer, late: dict[int, Tensor | None], discard:
 def _agree_on_order(reducer: Reducer) -> None:
     """After the first exchange that all ranks saw alike, plan in the order in which they fired."""
     fleet = reducer.fleet
-    if reducer.options.find_unused and not reducer.static_graph.expected:
-        if any(0 < count < reducer.exchange.size for count in reducer.news.counts()):
-            return
+    varies = reducer.options.find_unused and not reducer.static_graph.expected
+    if varies and any(0 < count < reducer.exchange.size for count in reducer.news.counts()):
+        return
     reducer.has_rebuilt_buckets = True
     observed = [n for n in reducer.round.observed if n in fleet.place]
     fired = set(observed)

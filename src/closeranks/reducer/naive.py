@@ -13,6 +13,7 @@ A backward outside `exchange()` is local: its gradients are added to `.grad` and
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -34,34 +35,35 @@ class NaiveReducer:
         self.parameters = list(dict.fromkeys(parameters))
         self.group = group if group is not None else dist.group.WORLD
         self.average = average
-        self._exchanged: dict[Tensor, Tensor] = {}  # a copy of .grad after the last exchange
+        self._exchanged: set[Tensor] = set()  # .grad of these holds exchanged values only
+        self._before: dict[Tensor, Tensor] = {}
+        if average is not True:  # The mean of equal values is that value: it may see them again.
+            for parameter in self.parameters:
+                parameter.register_hook(functools.partial(self._set_aside, parameter))
+
+    def _set_aside(self, parameter: Tensor, _grad: Tensor) -> None:
+        """Autograd is about to add to a gradient: what was exchanged leaves it."""
+        if parameter in self._exchanged and parameter.grad is not None:
+            self._before[parameter] = parameter.grad
+            parameter.grad = None
+        self._exchanged.discard(parameter)
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
         """Average what was accumulated since the last exchange, this block included."""
-        # What was exchanged leaves .grad, so that only what is new is exchanged. A plain mean
-        # may see all of it: the mean of equal values is that value.
-        before = {} if self.average is True else self._set_aside()
         yield
         with torch.no_grad():
             weight = self._weight()
             total = self._sum(torch.tensor([weight], dtype=torch.float64)).item()
             for parameter in self.parameters:
+                if self.average is not True:
+                    self._set_aside(parameter, parameter)
                 self._exchange_one(parameter, weight, total)
-                old = before.get(parameter)
+                old = self._before.pop(parameter, None)
                 if old is not None:
                     new = parameter.grad
                     parameter.grad = old if new is None else old + new
-        self._exchanged = {p: p.grad.clone() for p in self.parameters if p.grad is not None}
-
-    def _set_aside(self) -> dict[Tensor, Tensor]:
-        before = {}
-        for parameter, old in self._exchanged.items():
-            # A gradient that was zeroed, replaced or added to is not what was exchanged.
-            if parameter.grad is not None and _same(parameter.grad, old):
-                before[parameter] = parameter.grad
-                parameter.grad = None
-        return before
+        self._exchanged = {p for p in self.parameters if p.grad is not None}
 
     def _weight(self) -> float:
         return float(self.average()) if callable(self.average) else 1.0
@@ -91,7 +93,3 @@ class NaiveReducer:
 def _dense(grad: Tensor) -> Tensor:
     """Entries for the same row are summed by coalesce(), as everywhere: order decides bits."""
     return grad.coalesce().to_dense() if grad.is_sparse else grad
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.is_sparse == b.is_sparse and torch.equal(a.to_dense(), b.to_dense())

@@ -98,8 +98,10 @@ class Reducer:
         self._forward_context: int | None = None
         self._saw_inner = False
         self._unfired_checked: list[int] = []
-        # A sparse gradient comes back from an exchange coalesced, also where there is one rank.
-        self._any_sparse = any(c.sparse for c in self.candidates)
+        # One rank has nothing to exchange, but weights are asked for, and sparse gradients come
+        # back coalesced, however many ranks there are.
+        plain = isinstance(options.average, bool) and not any(c.sparse for c in self.candidates)
+        self._may_be_alone = exchange.size == 1 and plain
         self.mode = Mode.IDLE
         self._used = [False] * len(self.parameters)  # since the last exchange
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self.increments.set_aside)
@@ -145,6 +147,7 @@ class Reducer:
         if self.mode is not Mode.IDLE and _current_task() == -1:
             self._abandon()
         self.stats.forward_began()
+        self.static_graph.begin_step()
         self._forward_context = remote.context_of_thread()
         self.forwards.note(synced, training)
 
@@ -168,7 +171,7 @@ class Reducer:
         self.waiter.exchange_number += 1
         self.stats.backward_began()
         state = self.round
-        state.alone = self.exchange.size == 1 and self.hook is None and not self._any_sparse
+        state.alone = self._may_be_alone and self.hook is None
         if state.alone:
             return
         self.fleet.allocate(self.hook is None and not self.options.skip_unused)

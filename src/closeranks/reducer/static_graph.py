@@ -13,20 +13,40 @@ if TYPE_CHECKING:
 
 
 class StaticGraph:
-    """Which parameters the first exchange used, and whether later ones used the same."""
+    """Which parameters the backwards of the first step used, and whether later steps do the same.
+
+    A step begins with a forward and may have several backwards; the n-th is compared with the
+    n-th of the steps before.
+    """
 
     def __init__(self, expected: bool) -> None:
         self.expected = expected
         self.unchanged = True  # so far, whether it was promised or not
-        self._used: list[bool] | None = None
+        self._used: list[list[bool]] = []  # by the n-th backward of a step
+        self._count = 0  # of backwards in this step
+        self._first_step = True
+
+    def begin_step(self) -> None:
+        """A forward begins."""
+        if self._count:
+            self._first_step = False
+        self._count = 0
 
     def forget(self) -> None:
-        """Parameters were frozen or unfrozen on purpose: the next exchange sets the graph."""
-        self._used = None
+        """Parameters were frozen or unfrozen on purpose: the next step sets the graph."""
+        self._used.clear()
+        self._first_step = True
 
     def check(self, used: list[bool], reducer: Reducer) -> None:
-        before, self._used = self._used, used
-        if before is None or before == used:
+        """A backward has ended."""
+        number = self._count
+        self._count += 1
+        if number >= len(self._used):
+            if self._first_step:
+                self._used.append(used)
+            return
+        before, self._used[number] = self._used[number], used
+        if before == used:
             return
         self.unchanged = False
         if not self.expected:
