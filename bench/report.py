@@ -1,0 +1,210 @@
+"""What a measurement looks like: tables for people, JSON for others, a folder to keep.
+
+Shows what was found; must not decide anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import CASES
+from findings import Comparison, Result, best, median, verdict
+from memory import Memory
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from variants import PAIRS
+
+WIDTH = 100
+_DIFFERENCE_MAX = 1e-5
+_STEP_LEGEND = """\
+ratio, fwd+bwd, cpu: ours to torch's, below 1 is less; first of the best steps, then the median of
+the ratios within each round. cpu: processor time of all threads, first of the best block. load: the
+average before and after. *: ranks share cores; otherwise each is pinned to its own.
+"""
+_OVERLAP_LEGEND = """\
+Medians over the steps of all ranks. inside: while gradients were still being computed.
+"""
+_MEMORY_LEGEND = """\
+at rest: after a backward. peak: within a step, activations included. The largest of all ranks.
+"""
+_RESULTS = Path(__file__).parent / "results"
+
+
+@dataclasses.dataclass
+class Report:
+    """Everything that one run of a measurement has to say."""
+
+    command: str
+    environment: dict[str, str]
+    cores: int
+    load_before: float
+    rounds: int
+    results: list[Result]
+    memory: dict[str, list[Memory]]  # by variant, one for each rank
+
+    def parts(self) -> list[RenderableType]:
+        """From top to bottom, for a console."""
+        parts: list[RenderableType] = []
+        if self.results:
+            titles = {name: case.title for name, case in CASES.items()}
+            parts += [step_table(self.results, self.rounds), _STEP_LEGEND]
+            parts += [overlap_table(self.results), _OVERLAP_LEGEND]
+        if self.memory:
+            parts += [memory_table(self.memory), _MEMORY_LEGEND]
+        if self.results:
+            parts.append(verdict(self.results, titles))
+        for result in self.results:
+            if result.difference > _DIFFERENCE_MAX:
+                parts.append(
+                    f"{result.case} on {result.ranks} ranks: the weights of ours and torch's differ "
+                    f"by {result.difference:.1g} of the largest; they did not do the same work."
+                )
+        if self.load_before > self.cores:
+            parts.append(
+                f"The machine was busy before it began (load {self.load_before:.1f} on "
+                f"{self.cores} cores): trust none of these times, and the ratios a little."
+            )
+        return parts
+
+    def text(self) -> str:
+        shown = io.StringIO()
+        console = Console(width=WIDTH, file=shown, color_system=None)
+        for part in self.parts():
+            console.print(part, soft_wrap=False, highlight=False)
+        lines = shown.getvalue().splitlines()
+        return "\n".join(line.rstrip() for line in lines) + "\n"
+
+    def write_json(self, path: Path) -> None:
+        path.write_text(json.dumps(_rounded(dataclasses.asdict(self))) + "\n", "utf-8")
+
+    def keep(self, name: str) -> Path:
+        """Write a dated folder with command, environment, commit and raw numbers."""
+        folder = _unused_folder(f"{datetime.date.today().isoformat()}-{name}")
+        folder.mkdir(parents=True)
+        environment = "\n".join(f"- {key}: {value}" for key, value in self.environment.items())
+        (folder / "README.md").write_text(
+            f"# {folder.name}\n\n```sh\n{self.command}\n```\n\n{environment}\n\n"
+            f"Raw numbers: [raw.json](raw.json).\n\n```text\n{self.text()}```\n",
+            "utf-8",
+        )
+        self.write_json(folder / "raw.json")
+        return folder
+
+
+def step_table(results: list[Result], rounds: int) -> Table:
+    table = _table(
+        f"Step time in ms, best/median of {rounds} rounds",
+        ("case", "ranks", "view", "no sync", "torch", "ours", "ratio", "fwd+bwd", "cpu"),
+    )
+    for result in results:
+        load = f"  load {result.load_before:.1f} -> {result.load_after:.1f}"
+        for as_view, theirs, ours in PAIRS:
+            table.add_row(
+                load if as_view else CASES[result.case].title,
+                "" if as_view else f"{result.ranks}{'' if result.pinned else '*'}",
+                "yes" if as_view else "no",
+                "" if as_view else _times(result, "no sync"),
+                _times(result, theirs),
+                _times(result, ours),
+                _ratios(result.comparisons[ours]),
+                _ratios(result.backward_comparisons[ours]),
+                _ratios(result.cpu_comparisons[ours]),
+                end_section=as_view,
+            )
+    return table
+
+
+def overlap_table(results: list[Result]) -> Table:
+    table = _table(
+        "Exchange of closeranks inside the backward (traced, not timed)",
+        (
+            "case",
+            "ranks",
+            "view",
+            "buckets",
+            "ended inside",
+            "exchange ms",
+            "share inside",
+        ),
+    )
+    for result in results:
+        for as_view, _, ours in PAIRS:
+            found = result.overlaps[ours]
+            table.add_row(
+                "" if as_view else CASES[result.case].title,
+                "" if as_view else str(result.ranks),
+                "yes" if as_view else "no",
+                str(found.buckets),
+                f"{found.ended_inside:g}",
+                f"{found.exchange_ms:.1f}",
+                f"{found.share_inside:.0%}",
+                end_section=as_view,
+            )
+    return table
+
+
+def memory_table(memory: dict[str, list[Memory]]) -> Table:
+    gradients = next(iter(memory.values()))[0].gradients
+    table = _table(
+        f"Growth of a rank's resident memory in MB, for {gradients:.0f} MB of gradients",
+        ("variant", "at rest", "x gradients", "peak"),
+    )
+    for name, of_ranks in memory.items():
+        at_rest = max(rank.at_rest for rank in of_ranks)
+        peaks = [rank.peak for rank in of_ranks if rank.peak is not None]
+        table.add_row(
+            name,
+            f"{at_rest:.1f}",
+            f"{at_rest / gradients:.2f}",
+            f"{max(peaks):.1f}" if peaks else "not known",
+        )
+    return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column in columns:
+        is_text = column in ("case", "variant", "view")
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
+    return table
+
+
+def _times(result: Result, variant: str) -> str:
+    rounds = result.step_ms[variant]
+    return "/".join(
+        f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" for ms in (best(rounds), median(rounds))
+    )
+
+
+def _ratios(comparison: Comparison) -> str:
+    return f"{comparison.ratio_best:.2f} {comparison.ratio_median:.2f}"
+
+
+def _unused_folder(name: str) -> Path:
+    folder, number = _RESULTS / name, 2
+    while folder.exists():
+        folder, number = _RESULTS / f"{name}-{number}", number + 1
+    return folder
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value
