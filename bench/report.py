@@ -63,8 +63,8 @@ class Report:
         for result in self.results:
             if result.difference > _DIFFERENCE_MAX:
                 parts.append(
-                    f"{result.case} on {result.ranks} ranks: the weights of ours and torch's differ "
-                    f"by {result.difference:.1g} of the largest; they did not do the same work."
+                    f"{result.case} on {result.ranks} ranks: ours and torch's differ "
+                    f"by {result.difference:.1g} of the largest weight: not the same work."
                 )
         if self.load_before > self.cores:
             parts.append(
