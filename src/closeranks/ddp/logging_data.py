@@ -151,9 +151,8 @@ def _bucket_sizes(ddp: DistributedDataParallel) -> str:
 def _runtime_data(ddp: DistributedDataParallel) -> dict[str, Any]:
     reducer, stats = ddp.reducer, ddp.reducer.stats
     counts = reducer.used_counts()
-    unused = [
-        reducer.parameters[n] for n, c in zip(reducer.fleet.planned, counts, strict=False) if not c
-    ]
+    used = zip(reducer.fleet.planned, counts, strict=False)
+    unused = [reducer.parameters[n] for n, count in used if not count]
     data: dict[str, Any] = {
         "iteration": stats.iterations,
         "unused_parameter_size": sum(p.numel() * p.element_size() for p in unused),

@@ -23,7 +23,7 @@ atexit.register(_side_groups.clear)
 
 
 def side_group(group: Any, purpose: str) -> Any:
-    """A gloo group of the same ranks for CPU tensors. The first call makes it, on all ranks at once.
+    """A gloo group of the same ranks, for CPU tensors. All of them make it by their first call.
 
     Where the group does not use gloo for CPU tensors, or was not made by torch.distributed, there
     is no way to make a second one without its ranks' help, and the group itself is returned.

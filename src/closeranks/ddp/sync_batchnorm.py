@@ -40,7 +40,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from closeranks.ddp.side_group import side_group
 from closeranks.errors import ExchangeFailed
 
-
 _PURPOSE = "sync_batchnorm"
 
 
@@ -107,13 +106,11 @@ def convert_sync_batchnorm(module: nn.Module, process_group: Any = None) -> nn.M
     for name, each in module.named_modules():
         if not isinstance(each, _BatchNorm):
             continue
-        if isinstance(each, LazyModuleMixin) or is_parametrized(each):
-            state = (
-                "lazy: run a forward pass first"
-                if isinstance(each, LazyModuleMixin)
-                else ("parametrized: remove its parametrizations, convert, and register them again")
-            )
-            raise ValueError(f"cannot convert {name or 'module'}: {type(each).__name__} is {state}")
+        what = f"cannot convert {name or 'module'}, a {type(each).__name__}"
+        if isinstance(each, LazyModuleMixin):
+            raise ValueError(f"{what}: its size is not known yet. Run a forward pass first.")
+        if is_parametrized(each):
+            raise ValueError(f"{what}: convert it first, and register its parametrizations then.")
         if process_group is not None or not isinstance(each, nn.SyncBatchNorm):
             each.process_group = process_group
         if not isinstance(each, SyncBatchNorm):

@@ -174,7 +174,7 @@ class SparseBucket:
             return
         self.grads = [grad]
         sparse = grad.detach() if grad.is_sparse else grad.detach().to_sparse(1)
-        self._hold((sparse * scale).coalesce())
+        self._hold(sparse.coalesce() * scale)
 
     def load_zeros(self) -> None:
         parameter = self.parameters[0]

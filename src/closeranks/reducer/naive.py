@@ -43,6 +43,8 @@ class NaiveReducer:
 
     def _set_aside(self, parameter: Tensor, _grad: Tensor) -> None:
         """Autograd is about to add to a gradient: what was exchanged leaves it."""
+        if parameter.grad is None:
+            self._before.pop(parameter, None)  # The user has dropped it since.
         if parameter in self._exchanged and parameter.grad is not None:
             self._before[parameter] = parameter.grad
             parameter.grad = None
