@@ -12,7 +12,7 @@ from tests.conformance.result import Result
 from tests.conformance.settings import Settings
 
 CLOSERANKS = "closeranks:DistributedDataParallel"
-DEADLINE_S = 1800.0
+DEADLINE_S = 3000.0
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 60)  # the first test of a run waits for all
 

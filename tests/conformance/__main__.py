@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--start", choices=("fork", "spawn"), default="fork", help="spawn takes 3 times longer")
     add("--world-size", type=int, default=2, metavar="N", help="the baselines hold for 2")
     add("--filter", default="", metavar="REGEX", help="only tests in whose name it is found")
-    add("--timeout", type=float, default=120.0, metavar="S", help="for one test (120)")
+    add("--timeout", type=float, default=240.0, metavar="S", help="for one test (240)")
     add("--deadline", type=float, default=1800.0, metavar="S", help="for the whole run (1800)")
     add("--write-baseline", action="store_true", help="this run is what to compare with")
     add("-v", "--verbose", action="store_true", help="tell everything about a failure")

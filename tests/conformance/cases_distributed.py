@@ -16,7 +16,8 @@ sys.modules["torchvision"] = None  # type: ignore[assignment] # a resnet50 is to
 import torch.testing._internal.distributed.distributed_test as upstream  # noqa: E402
 
 SOURCE = inspect.getsource(upstream)
-_BARRIER_S = 30.0
+_PATIENCE_S = 90  # of a rank with others, for its groups and torch's barrier
+upstream.default_pg_timeout = _PATIENCE_S
 
 
 class DistributedTest(
@@ -28,7 +29,7 @@ class DistributedTest(
 
     def _barrier(self, *args: Any, **kwargs: Any) -> None:
         """torch waits 10 s for the slowest rank: too short on a busy machine."""
-        super()._barrier(*args, **{"timeout": _BARRIER_S} | kwargs)
+        super()._barrier(*args, **{"timeout": _PATIENCE_S} | kwargs)
 
 
 def _shrink_uneven_inputs() -> None:

@@ -25,7 +25,7 @@ class Settings:
     force_cpu: bool = False  # run the tests for GPUs too, on the CPU
     start: str = "fork"  # how a test starts its ranks: "fork", or "spawn" as torch does
     world_size: int = 2
-    timeout_s: float = 120.0  # for one test
+    timeout_s: float = 240.0  # for one test
     deadline_s: float = 1800.0  # for the whole run
     filter: str = ""  # regular expression to be found in a test's name
     only: tuple[str, ...] = ()  # and among these; empty is all

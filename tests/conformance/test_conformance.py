@@ -11,7 +11,7 @@ from tests.conformance.result import Result
 from tests.conformance.settings import Settings
 
 CLOSERANKS = "closeranks:DistributedDataParallel"
-DEADLINE_S = 600.0
+DEADLINE_S = 900.0
 
 FEW = (
     "DistributedTest.test_ddp_apply_optim_in_backward_ignored_params",
