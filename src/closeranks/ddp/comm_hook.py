@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch._C._distributed_c10d import GradBucket as TorchGradBucket
 from torch.futures import Future
 
 from closeranks.errors import HookFailed
@@ -123,7 +125,7 @@ def check_hook(function: object) -> None:
     if "bucket" not in signature.parameters:
         raise ValueError(f"Communication hook has no argument named `bucket`. {form}")
     bucket = signature.parameters["bucket"].annotation
-    if not _means(bucket, inspect.Parameter.empty, dist.GradBucket, GradBucket):
+    if not _means(bucket, inspect.Parameter.empty, TorchGradBucket, GradBucket):
         raise ValueError(
             "Communication hook: bucket annotation should be dist.GradBucket. "
             f"Got {bucket!r}. {form}"
@@ -144,17 +146,17 @@ def _means(annotation: object, *wanted: object) -> bool:
     return annotation in wanted
 
 
-def builtin_hook(kind: dist.BuiltinCommHookType, group: dist.ProcessGroup) -> Hook:
+def builtin_hook(kind: BuiltinCommHookType, group: dist.ProcessGroup) -> Hook:
     """What torch's two hooks in C++ do: the mean, in full or in half precision."""
     if kind not in (
-        dist.BuiltinCommHookType.ALLREDUCE,
-        dist.BuiltinCommHookType.FP16_COMPRESS,
+        BuiltinCommHookType.ALLREDUCE,
+        BuiltinCommHookType.FP16_COMPRESS,
     ):
         raise ValueError(
             f"_register_builtin_comm_hook: got {kind!r}, wanted "
             "dist.BuiltinCommHookType.ALLREDUCE or FP16_COMPRESS."
         )
-    half = kind == dist.BuiltinCommHookType.FP16_COMPRESS
+    half = kind == BuiltinCommHookType.FP16_COMPRESS
 
     def mean(state: dist.ProcessGroup, bucket: GradBucket) -> Future[Any]:
         buffer = bucket.buffer()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from closeranks.exchange.base import Exchange, Pending
     from closeranks.reducer.waiting import Waiter
 
-_engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine: Any = torch.autograd.Variable._execution_engine
 
 
 class DelayedParameters:

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Logger as TorchLogger
+from torch._C._distributed_c10d import Reducer as TorchReducer
 
 if TYPE_CHECKING:
     from closeranks.ddp.wrapper import DistributedDataParallel
@@ -36,7 +37,7 @@ _ENVIRONMENT_NCCL = {
 _SAMPLED_FIRST = 10
 
 
-class Logger(dist.Logger):
+class Logger(TorchLogger):
     """torch's logger for those who pass it on, with data of our own.
 
     torch's functions that take a logger insist on their own type, and that type on a reducer in
@@ -44,7 +45,7 @@ class Logger(dist.Logger):
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._placeholder = dist.Reducer(
+        self._placeholder = TorchReducer(
             [nn.Parameter(torch.zeros(1))], [[0]], [1 << 20], ddp.process_group
         )
         super().__init__(self._placeholder)

@@ -40,8 +40,8 @@ class MixedPrecision:
         self._reducer = reducer
         self._numbers = {p: n for n, p in enumerate(reducer.parameters)}
         self._hooks: list[tuple[Any, Any]] = []
-        _setup_mixed_precision_params(config, module)  # type: ignore[no-untyped-call]
-        _cast_buffers(config, module)  # type: ignore[no-untyped-call]
+        _setup_mixed_precision_params(config, module)
+        _cast_buffers(config, module)
         module.register_forward_pre_hook(self._shrink, prepend=True)
 
     def _mine(self) -> list[Any]:

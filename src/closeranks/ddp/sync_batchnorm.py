@@ -58,6 +58,14 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         group = self._group_to_exchange_with()
         if group is None:
             return _BatchNorm.forward(self, input)
+        return self._normalise_with(group, input)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
+        return convert_sync_batchnorm(module, process_group)
+
+    @torch.compiler.disable(reason="SyncBatchNorm exchanges statistics")  # a graph break here
+    def _normalise_with(self, group: Any, input: Tensor) -> Tensor:
         if input.size(1) != self.num_features:
             raise ValueError(
                 f"SyncBatchNorm expected input with {self.num_features} channels, got "
@@ -74,10 +82,6 @@ class SyncBatchNorm(nn.SyncBatchNorm):
             group,
         )
         return output
-
-    @classmethod
-    def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        return convert_sync_batchnorm(module, process_group)
 
     def _group_to_exchange_with(self) -> Any | None:
         """None if there is nobody to exchange with, or no reason to."""

@@ -21,7 +21,7 @@ class ShadowHook(JoinHook):
 
     def __init__(self, ddp: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
         self._ddp = ddp
-        ddp._divide_by_initial_world_size = divide_by_initial_world_size
+        ddp.divides_by_initial_size = divide_by_initial_world_size
         ddp.logger._set_uneven_input_join()
         super().__init__()
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -60,6 +61,13 @@ class DistributedDataParallel(TorchDDP):
     buckets fly earlier where the used parameters vary. `autograd.grad` is never exchanged.
     """
 
+    # torch's class has attributes of these names and other types.
+    reducer: TorchNamedReducer  # type: ignore[assignment]
+    logger: logging_data.Logger
+    _delayed: DelayedParameters | None
+    _mixed: MixedPrecision | None
+    divides_by_initial_size: bool  # set by join()
+
     def __init__(
         self,
         module: nn.Module,
@@ -89,7 +97,7 @@ class DistributedDataParallel(TorchDDP):
         options.check_module(module)
         options.check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
         nn.Module.__init__(self)
-        Joinable.__init__(self)  # type: ignore[no-untyped-call]
+        Joinable.__init__(self)
         self.average = options.check_average(average)
         self.warn_after_s = warn_after_s
         self.process_group = options.resolve_group(module, process_group, device_mesh)
@@ -169,8 +177,8 @@ class DistributedDataParallel(TorchDDP):
         self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
         self._lazy_init_ran = False
         self._ddp_sink_clone = True
-        self._delayed: DelayedParameters | None = None
-        self._mixed: MixedPrecision | None = None
+        self._delayed = None
+        self._mixed = None
 
     def _wants_sync_function(self) -> Callable[[], bool]:
         """Whether gradients are to be exchanged, for parts that must not keep this object alive."""
@@ -249,7 +257,7 @@ class DistributedDataParallel(TorchDDP):
 
     # One step.
 
-    @torch._disable_dynamo(recursive=False)  # type: ignore[misc]
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
@@ -264,7 +272,7 @@ class DistributedDataParallel(TorchDDP):
             self.reducer.note_forward(self.require_backward_grad_sync, self.training)
         work = Join.notify_join_context(self)
         if work is not None:
-            self.reducer.scale.expect_joined(work, self._divide_by_initial_world_size)
+            self.reducer.scale.expect_joined(work, self.divides_by_initial_size)
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
         if self._join_config.enable:
@@ -303,7 +311,7 @@ class DistributedDataParallel(TorchDDP):
         self._install_hook(Hook(state, hook))
         self._comm_hooks.append((hook, state))
 
-    def _register_builtin_comm_hook(self, comm_hook_type: dist.BuiltinCommHookType) -> None:
+    def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         self._refuse_hook(lambda: None)
         self._install_hook(builtin_hook(comm_hook_type, self.process_group))
 
@@ -353,7 +361,7 @@ class DistributedDataParallel(TorchDDP):
             )
 
     @property
-    def _has_rebuilt_buckets(self) -> bool:
+    def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]
         return self.reducer.has_rebuilt_buckets
 
     def _shadow_exchange(self) -> None:
@@ -400,7 +408,7 @@ class DistributedDataParallel(TorchDDP):
         state.pop("broadcast_buffers", None)
         hooks = state.pop("_comm_hooks", [])
         nn.Module.__setstate__(self, state)
-        Joinable.__init__(self)  # type: ignore[no-untyped-call]
+        Joinable.__init__(self)
         self.process_group = copying.find_group(ranks) if group is None else group
         self._comm_hooks = []
         self._delayed = self._mixed = None

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _instance_number(group: dist.ProcessGroup) -> str:
     return f"{getattr(group, 'group_name', '')}/{number}"
 
 
-def _store_of(group: dist.ProcessGroup) -> dist.Store | None:
+def _store_of(group: dist.ProcessGroup) -> Store | None:
     """The store of a registered group; None for one that torch.distributed does not know."""
     entry = dist.distributed_c10d._world.pg_map.get(group)
     return None if entry is None else entry[1]

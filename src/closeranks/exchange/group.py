@@ -31,7 +31,7 @@ class GroupExchange:
         self.size: int = group.size()
         self._sum = dist.AllreduceOptions()
         self._max = dist.AllreduceOptions()
-        self._max.reduceOp = dist.ReduceOp.MAX
+        self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(numel, dtype=dtype, device=device)

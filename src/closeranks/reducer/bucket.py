@@ -163,6 +163,9 @@ class SparseBucket:
         self.grads = []
         self.memory = self.flat = self.memory.new_zeros(0)
 
+    def fill_one(self, slot: int, scale: float) -> None:
+        raise AssertionError("a sparse gradient is loaded when its bucket flies")
+
     def keep(self, slot: int) -> None:
         """The gradient has memory of its own, which no flight changes."""
 

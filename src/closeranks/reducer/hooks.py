@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node  # type: ignore[attr-defined]
+_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 class GradientHooks:

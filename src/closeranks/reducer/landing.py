@@ -50,7 +50,7 @@ def land(reducer: Reducer, discard: bool) -> None:
     if discard:
         _restore_all(reducer)
     elif state.unfired:
-        _give_to_unfired(reducer)
+        _give_to_unfired(reducer, news.counts())
 
     # Agree.
     flags = news.flags()
@@ -59,7 +59,7 @@ def land(reducer: Reducer, discard: bool) -> None:
     if reducer.tracks_increments and not discard:
         reducer.increments.add_back(fleet.planned)
     if not reducer.has_rebuilt_buckets:
-        _agree_on_order(reducer)
+        _agree_on_order(reducer, news.counts())
 
 
 def _wait(reducer: Reducer, flight: Flight) -> None:
@@ -71,9 +71,8 @@ def _wait(reducer: Reducer, flight: Flight) -> None:
     reducer.scale.finish(flight.bucket)
 
 
-def _give_to_unfired(reducer: Reducer) -> None:
+def _give_to_unfired(reducer: Reducer, counts: list[int]) -> None:
     state, fleet = reducer.round, reducer.fleet
-    counts = reducer.news.counts()
     flown = {flight.bucket.position for flight in state.flights}
     for number in state.unfired:
         bucket, slot = fleet.bucket_of[number], fleet.slot_of[number]
@@ -94,7 +93,6 @@ def _restore_all(reducer: Reducer) -> None:
 def _agree_on_changes(reducer: Reducer, late: dict[int, Tensor | None], discard: bool) -> None:
     """Some rank has late increments, or a parameter that has needed gradients for a moment."""
     fleet, parameters = reducer.fleet, reducer.parameters
-    reducer.news.release()
     wanted, late_anywhere = agreement.on_changes(
         parameters, reducer.round.late, reducer.exchange, reducer.waiter
     )
@@ -112,11 +110,11 @@ def _agree_on_changes(reducer: Reducer, late: dict[int, Tensor | None], discard:
         reducer.static_graph.forget()
 
 
-def _agree_on_order(reducer: Reducer) -> None:
+def _agree_on_order(reducer: Reducer, counts: list[int]) -> None:
     """After the first exchange that all ranks saw alike, plan in the order in which they fired."""
     fleet = reducer.fleet
     varies = reducer.options.find_unused and not reducer.static_graph.expected
-    if varies and any(0 < count < reducer.exchange.size for count in reducer.news.counts()):
+    if varies and any(0 < count < reducer.exchange.size for count in counts):
         return
     reducer.has_rebuilt_buckets = True
     observed = [n for n in reducer.round.observed if n in fleet.place]

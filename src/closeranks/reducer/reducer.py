@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("closeranks")
 
-_engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine: Any = torch.autograd.Variable._execution_engine
 _current_task: Callable[[], int] = torch._C._current_graph_task_id
-_current_node: Callable[[], Any] = torch._C._current_autograd_node  # type: ignore[attr-defined]
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class Mode(enum.Enum):

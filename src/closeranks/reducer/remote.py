@@ -23,10 +23,10 @@ def context_of_thread() -> int | None:
     A forward runs in its context. A distributed backward runs in threads of the engine, which
     are in none, while an ordinary one runs in the thread that called it.
     """
-    if not dist.rpc.is_available() or not dist.rpc.api._is_current_rpc_agent_set():
+    if not dist.rpc.is_available() or not torch._C._distributed_rpc._is_current_rpc_agent_set():
         return None
     try:
-        context: Any = torch._C._distributed_autograd._current_context()  # type: ignore[attr-defined]
+        context: Any = torch._C._distributed_autograd._current_context()
     except RuntimeError:  # There is none.
         return None
     return int(context._context_id())
@@ -43,7 +43,7 @@ def gradients_of(context: int | None, reducer: Reducer) -> Iterator[None]:
     if context is None:
         yield
         return
-    gradients = dist.autograd.get_gradients(context)
+    gradients = torch._C._distributed_autograd.get_gradients(context)
     planned = [reducer.parameters[n] for n in reducer.fleet.planned]
     before = [p.grad for p in planned]
     for parameter in planned:
