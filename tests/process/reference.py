@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -104,7 +106,7 @@ def mean_grads(per_rank: list[Grads], divisor: float | None = None) -> Grads:
     result: Grads = {}
     for name in per_rank[0]:
         present = [grads[name] for grads in per_rank if grads[name] is not None]
-        result[name] = sum(g for g in present) / (divisor or len(per_rank)) if present else None
+        result[name] = reduce(add, present) / (divisor or len(per_rank)) if present else None
     return result
 
 
