@@ -309,6 +309,22 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@batch.add
+def in_a_compiled_model(rank: int, world: int) -> None:
+    net = nn.Sequential(nn.Linear(CHANNELS, CHANNELS), nn.BatchNorm1d(CHANNELS), nn.ReLU())
+    eager = convert_sync_batchnorm(net.double())
+    traced = copy.deepcopy(eager)
+    compiled = torch.compile(traced, backend="aot_eager")
+    for step in range(2):
+        x = _rows(rank, 4, (), seed=step)
+        eager(x).square().sum().backward()
+        compiled(x).square().sum().backward()
+    for mine, theirs in zip(traced.parameters(), eager.parameters(), strict=True):
+        _close(mine.grad, theirs.grad)
+    for mine, theirs in zip(traced.buffers(), eager.buffers(), strict=True):
+        _close(mine, theirs)
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

@@ -58,21 +58,23 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         group = self._group_to_exchange_with()
         if group is None:
             return _BatchNorm.forward(self, input)
-        return self._normalise_with(group, input)
-
-    @classmethod
-    def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        return convert_sync_batchnorm(module, process_group)
-
-    @torch.compiler.disable(reason="SyncBatchNorm exchanges statistics")  # a graph break here
-    def _normalise_with(self, group: Any, input: Tensor) -> Tensor:
         if input.size(1) != self.num_features:
             raise ValueError(
                 f"SyncBatchNorm expected input with {self.num_features} channels, got "
                 f"{input.size(1)} (input of size {tuple(input.shape)})"
             )
+        output: Tensor = self._normalise_with(group, input)
+        return output
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
+        return convert_sync_batchnorm(module, process_group)
+
+    # torch.compile breaks the graph here: it cannot look into an exchange.
+    @torch.compiler.disable(reason="exchanges statistics")  # type: ignore[untyped-decorator]
+    def _normalise_with(self, group: Any, input: Tensor) -> Any:
         tracked = self.track_running_stats
-        output: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+        return _Normalise.apply(
             input,
             self.weight,
             self.bias,
@@ -81,7 +83,6 @@ class SyncBatchNorm(nn.SyncBatchNorm):
             self._count_batch() if tracked else 0.0,
             group,
         )
-        return output
 
     def _group_to_exchange_with(self) -> Any | None:
         """None if there is nobody to exchange with, or no reason to."""
