@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Logger as TorchLogger
 from torch._C._distributed_c10d import Reducer as TorchReducer
 
 if TYPE_CHECKING:
-    from closeranks.ddp.wrapper import DistributedDataParallel
+    from closeranks.ddp.upkeep import Upkeep
 
 _ENVIRONMENT = {
     "master_addr": "MASTER_ADDR",
@@ -44,7 +44,7 @@ class Logger(TorchLogger):
     C++. It gets one that looks after a single parameter which is never used.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
+    def __init__(self, ddp: Upkeep) -> None:
         self._placeholder = TorchReducer(
             [nn.Parameter(torch.zeros(1))], [[0]], [1 << 20], ddp.process_group
         )
@@ -71,13 +71,13 @@ class Logger(TorchLogger):
     def _set_static_graph(self) -> None:
         self._construction["static_graph"] = 1
 
-    def sample(self, ddp: DistributedDataParallel) -> None:
+    def sample(self, ddp: Upkeep) -> None:
         """Called before every forward that is meant to be exchanged."""
         iteration = ddp.reducer.stats.iterations
         if iteration and (iteration <= _SAMPLED_FIRST or iteration % self._sample_rate == 0):
             self._runtime = _runtime_data(ddp)
 
-    def data(self, ddp: DistributedDataParallel) -> dict[str, Any]:
+    def data(self, ddp: Upkeep) -> dict[str, Any]:
         """torch's keys with real values."""
         result = dict(self._construction)
         result["join_uneven_inputs"] = self._join
@@ -99,7 +99,7 @@ class Logger(TorchLogger):
         )
 
 
-def _construction_data(ddp: DistributedDataParallel) -> dict[str, Any]:
+def _construction_data(ddp: Upkeep) -> dict[str, Any]:
     reducer = ddp.reducer
     planned = [reducer.parameters[n] for n in reducer.fleet.planned]
     kinds = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in planned)
@@ -141,7 +141,7 @@ _TYPE_NAMES = {
 }
 
 
-def _bucket_sizes(ddp: DistributedDataParallel) -> str:
+def _bucket_sizes(ddp: Upkeep) -> str:
     reducer = ddp.reducer
     return ", ".join(
         str(sum(reducer.candidates[n].spec(n).size_bytes for n in bucket.indices))
@@ -149,7 +149,7 @@ def _bucket_sizes(ddp: DistributedDataParallel) -> str:
     )
 
 
-def _runtime_data(ddp: DistributedDataParallel) -> dict[str, Any]:
+def _runtime_data(ddp: Upkeep) -> dict[str, Any]:
     reducer, stats = ddp.reducer, ddp.reducer.stats
     counts = reducer.used_counts()
     used = zip(reducer.fleet.planned, counts, strict=False)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from torch.distributed.algorithms.join import JoinHook
 
 if TYPE_CHECKING:
-    from closeranks.ddp.wrapper import DistributedDataParallel
+    from closeranks.ddp.upkeep import Upkeep
 
 
 class ShadowHook(JoinHook):
     """What a joined rank does while others train."""
 
-    def __init__(self, ddp: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, ddp: Upkeep, divide_by_initial_world_size: bool) -> None:
         self._ddp = ddp
         ddp.divides_by_initial_size = divide_by_initial_world_size
         ddp.logger._set_uneven_input_join()

@@ -4,13 +4,14 @@ It subclasses torch's class, so that isinstance checks all over torch and its co
 runs none of torch's reducer: its constructor makes ours. What is inherited on purpose is listed,
 with reasons, in tests/tidy/test_torch_surface.py.
 
+The rest of the class, which no step passes through, is `upkeep`.
+
 One step, in the order of the code: `forward` (buffers follow rank 0, the module runs, outputs are
 watched), then the user's backward, in which the reducer works, then the user's optimizer.
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
 import weakref
 from collections.abc import Callable
@@ -18,13 +19,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch._C._distributed_c10d import BuiltinCommHookType
+from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from closeranks.ddp import (
-    copying,
+from closeranks.ddp import logging_data, optimizers, options, outputs, parameters
+from closeranks.ddp import replicate, sync_batchnorm
     logging_data,
     optimizers,
     options,
@@ -32,20 +31,17 @@ from closeranks.ddp import (
     replicate,
     sync_batchnorm,
 )
-from closeranks.ddp.comm_hook import Hook, builtin_hook, check_hook
 from closeranks.ddp.delayed import DelayedParameters
 from closeranks.ddp.mixed_precision import MixedPrecision, cast_inputs
 from closeranks.ddp.torch_names import TorchNamedReducer
-from closeranks.ddp.uneven import ShadowHook
+from closeranks.ddp.upkeep import Upkeep
 from closeranks.exchange.attendance import Attendance
 from closeranks.exchange.group import GroupExchange
-from closeranks.reducer.options import Candidate, ReducerOptions
+from closeranks.reducer.options import ReducerOptions
 from closeranks.reducer.waiting import Waiter
 
-_ONCE = "register_comm_hook or register_builtin_comm_hook can only be called once."
 
-
-class DistributedDataParallel(TorchDDP):
+class DistributedDataParallel(Upkeep):
     """Data parallelism for a module: every rank holds a replica, gradients are averaged.
 
     The arguments are torch's, in torch's order, and mean what they mean there. Ours:
@@ -60,13 +56,6 @@ class DistributedDataParallel(TorchDDP):
     Parameters that a backward does not reach need no flag; find_unused_parameters=True lets
     buckets fly earlier where the used parameters vary. `autograd.grad` is never exchanged.
     """
-
-    # torch's class has attributes of these names and other types.
-    reducer: TorchNamedReducer  # type: ignore[assignment]
-    logger: logging_data.Logger
-    _delayed: DelayedParameters | None
-    _mixed: MixedPrecision | None
-    divides_by_initial_size: bool  # set by join()
 
     def __init__(
         self,
@@ -196,7 +185,7 @@ class DistributedDataParallel(TorchDDP):
         self._exchange = GroupExchange(self.process_group)
         attendance = Attendance(self.process_group, self._exchange.rank, self._exchange.size)
         self._waiter = Waiter(attendance, self.warn_after_s)
-        candidates = _candidates(self.module, self.parameters_to_ignore)
+        candidates = parameters.candidates(self.module, self.parameters_to_ignore)
         synced_norm = any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())
         self.reducer = TorchNamedReducer(
             candidates,
@@ -217,7 +206,7 @@ class DistributedDataParallel(TorchDDP):
             ),
             self._wants_sync_function(),
         )
-        self.reducer.is_replaced = _replacement_check(self.module, candidates)
+        self.reducer.is_replaced = parameters.replacement_check(self.module, candidates)
         # Hooks on parameters keep the reducer alive, so it has to end with the wrapper.
         weakref.finalize(self, self.reducer.close).atexit = False
         optimizers.settle_before_steps(self.reducer)
@@ -302,151 +291,3 @@ class DistributedDataParallel(TorchDDP):
         stepping = optimizers.take_over_in_backward(self._module_parameters)
         if stepping:
             self.reducer.at_end = lambda: optimizers.step_in_backward(stepping)
-
-    # Hooks.
-
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Have `hook(state, bucket)` exchange each bucket instead of us; once only."""
-        self._refuse_hook(lambda: check_hook(hook))
-        self._install_hook(Hook(state, hook))
-        self._comm_hooks.append((hook, state))
-
-    def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
-        self._refuse_hook(lambda: None)
-        self._install_hook(builtin_hook(comm_hook_type, self.process_group))
-
-    def _refuse_hook(self, check: Callable[[], None]) -> None:
-        """Log and raise what makes a hook impossible now."""
-        try:
-            check()
-            if self.reducer.hook is not None:
-                raise RuntimeError(f"{_ONCE} Compose hooks in one function instead.")
-            if self.average is not True:
-                raise ValueError(
-                    "A communication hook decides itself how gradients are combined; average= "
-                    "must be left out. Weigh inside the hook, or use average without a hook."
-                )
-        except (TypeError, ValueError, RuntimeError) as error:
-            self.logger.set_error_and_log(f"{type(error)}: {error}")
-            raise
-
-    def _install_hook(self, hook: Hook) -> None:
-        self.reducer.set_hook(hook)
-        self.logger._set_comm_hook_name(hook.name)
-
-    # Modes and maintenance.
-
-    def _set_static_graph(self) -> None:
-        if self.static_graph:
-            warnings.warn(
-                "You've set static_graph to be True, no need to set it again.", stacklevel=2
-            )
-            return
-        if self.reducer.stats.iterations:
-            self._log_and_throw(
-                RuntimeError,
-                "set_static_graph() should be called before training loop starts. Pass "
-                "static_graph=True to the constructor.",
-            )
-        self.static_graph = True
-        self.reducer.static_graph.expected = True
-        self.logger._set_static_graph()
-        if self.find_unused_parameters:
-            warnings.warn(
-                "You passed find_unused_parameters=true to DistributedDataParallel, "
-                "`_set_static_graph` will detect unused parameters automatically, so you do not "
-                "need to set find_unused_parameters=true, just be sure these unused parameters "
-                "will not change during training loop while calling `_set_static_graph`.",
-                stacklevel=2,
-            )
-
-    @property
-    def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]
-        return self.reducer.has_rebuilt_buckets
-
-    def _shadow_exchange(self) -> None:
-        """Take part in an exchange of the others with zeros, and keep nothing of it."""
-        self.reducer.shadow()
-
-    def join_hook(self, **kwargs: Any) -> ShadowHook:
-        return ShadowHook(self, kwargs.get("divide_by_initial_world_size", True))
-
-    def _index_of(self, number: int) -> int:
-        """torch's index of a parameter: its place among those that need a gradient."""
-        return self.reducer.fleet.place[number]
-
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return self.logger.data(self)
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        if sample_rate < 1:
-            self._log_and_throw(
-                ValueError,
-                "DDP runtime logging sample rate should be equal or greater than 1, "
-                f"got {sample_rate}.",
-            )
-        self.logger.set_sample_rate(sample_rate)
-
-    def _update_process_group(self, new_process_group: Any) -> None:
-        """Go on in another group; a registered hook keeps the group in its own state."""
-        hook = self.reducer.hook
-        self.reducer.close()
-        if not dist.distributed_c10d._rank_not_in_group(new_process_group):
-            self.process_group = new_process_group
-            self._make_reducer(self.static_graph)
-            if hook is not None:
-                self._install_hook(hook)
-
-    # Copies.
-
-    def __getstate__(self) -> dict[str, Any]:
-        return copying.portable_state(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        group = state.pop("_live_group", None)
-        ranks = state.pop("_group_ranks", None)
-        state.pop("broadcast_buffers", None)
-        hooks = state.pop("_comm_hooks", [])
-        nn.Module.__setstate__(self, state)
-        Joinable.__init__(self)
-        self.process_group = copying.find_group(ranks) if group is None else group
-        self._comm_hooks = []
-        self._delayed = self._mixed = None
-        self._make_reducer(self.static_graph)
-        for hook, hook_state in hooks:
-            self.register_comm_hook(hook_state, hook)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        state = self.__getstate__()
-        hooks = state.pop("_comm_hooks")  # Their states belong to groups, which are not copied.
-        state = copy.deepcopy(state, memo)
-        state["_comm_hooks"] = hooks
-        state["_live_group"] = self.process_group
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        twin.__setstate__(state)
-        return twin
-
-
-def _candidates(module: nn.Module, ignored: set[str]) -> list[Candidate]:
-    """Every parameter that is ours, frozen ones included, once, in order of registration."""
-    found: dict[Tensor, Candidate] = {}
-    for module_name, part in module.named_modules():
-        sparse = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
-        for own_name, parameter in part.named_parameters(recurse=False):
-            name = f"{module_name}.{own_name}" if module_name else own_name
-            if name not in ignored and parameter not in found:
-                found[parameter] = Candidate(name, parameter, sparse, parameter.dtype)
-    return list(found.values())
-
-
-def _replacement_check(module: nn.Module, candidates: list[Candidate]) -> Callable[[int], bool]:
-    """Tells by number whether the module no longer holds a parameter."""
-    reference = weakref.ref(module)
-
-    def is_replaced(number: int) -> bool:
-        holder = reference()
-        parameter = candidates[number].parameter
-        return holder is not None and all(parameter is not p for p in holder.parameters())
-
-    return is_replaced

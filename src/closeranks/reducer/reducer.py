@@ -5,7 +5,7 @@ The life of a backward, and the words used below:
     begin   the first gradient of a backward fires; is it local, or is it an exchange?
     fire    a gradient is complete; when all of a bucket have fired, the bucket may fly
     fly     buckets take off strictly in the order of the plan, whoever fires first
-    settle  the backward has ended: what did not fire goes as zero, the tail goes with the last
+    settle  the backward has ended: what did not fire goes as zero, then the tail (`settling`)
     land    buckets come back in order, .grad becomes the average, news are agreed (`landing`)
 
 Every backward ends in one callback of the autograd engine, so nobody has to know which parameters
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from closeranks.errors import CloseranksError
 from closeranks.observe.spans import clock_ns
-from closeranks.reducer import landing, remote, tail
+from closeranks.reducer import landing, remote, settling, tail
 from closeranks.reducer.agreement import swapped_error
 from closeranks.reducer.bucket import Bucket, SparseBucket
 from closeranks.reducer.fleet import Fleet
@@ -103,7 +103,7 @@ class Reducer:
         plain = isinstance(options.average, bool) and not any(c.sparse for c in self.candidates)
         self._may_be_alone = exchange.size == 1 and plain
         self.mode = Mode.IDLE
-        self._used = [False] * len(self.parameters)  # since the last exchange
+        self.used = [False] * len(self.parameters)  # since the last exchange
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self.increments.set_aside)
         if self.tracks_increments:
             self._hooks.call_before()
@@ -204,7 +204,7 @@ class Reducer:
         state = self.round
         if self.parameters[number].grad is None and state.remote is None:
             return  # The gradient is undefined: the parameter counts as not reached.
-        self._used[number] = True
+        self.used[number] = True
         if self.mode is Mode.LOCAL:
             return
         if state.alone:
@@ -249,10 +249,10 @@ class Reducer:
     def _fly_ready(self) -> None:
         state, buckets = self.round, self.fleet.buckets
         while state.next < state.last and buckets[state.next].missing == 0:
-            self._fly(buckets[state.next])
+            self.fly(buckets[state.next])
 
     @torch.no_grad()
-    def _fly(self, bucket: Bucket | SparseBucket, zeros: bool = False) -> None:
+    def fly(self, bucket: Bucket | SparseBucket, zeros: bool = False) -> None:
         state = self.round
         assert bucket.position == state.next, "buckets fly in the order of the plan"
         state.next += 1
@@ -327,7 +327,7 @@ class Reducer:
         try:
             with torch.no_grad(), remote.gradients_of(self.round.remote, self):
                 if not self.round.alone:
-                    self._settle(zeros)
+                    settling.settle(self, zeros)
                 if self.on_backward_done is not None:
                     self.on_backward_done()
                 if not self.round.alone:
@@ -348,33 +348,6 @@ class Reducer:
                 call()
             self.after_exchange.clear()
 
-    def _settle(self, zeros: bool) -> None:
-        """What has not fired goes as zero; the last bucket has the tail, if it can."""
-        state, fleet = self.round, self.fleet
-        state.unfired = [n for n in fleet.planned if not state.fired[n]]
-        for number in state.unfired:
-            if self.tracks_increments:
-                self.increments.set_aside(number)
-            if not zeros:
-                fleet.bucket_of[number].keep(fleet.slot_of[number])
-        used = [self._used[n] for n in fleet.planned] if state.unfired else None
-        # A parameter that needed no gradient when the plan was made may need one now.
-        changed = any(self.parameters[n].requires_grad for n in fleet.unplanned)
-        flags = tail.Flags(bool(state.late), changed)
-        for bucket in fleet.buckets[state.next :]:
-            if self.options.skip_unused and not any(self._used[n] for n in bucket.numbers):
-                state.next += 1
-                continue
-            if bucket.tail.numel():
-                tail.write_tail(bucket.tail, used, flags)
-            self._fly(bucket, zeros)
-        state.tail = fleet.buckets[-1].tail
-        state.tail_alone = not state.tail.numel()
-        if state.tail_alone:
-            length = tail.tail_length(len(fleet.planned))
-            state.tail = torch.empty(length, dtype=torch.int32, device=self.device)
-            tail.write_tail(state.tail, used, flags)
-
     # End.
 
     def _check_graph(self) -> None:
@@ -385,13 +358,13 @@ class Reducer:
             for number in unfired:
                 if self.is_replaced(number):
                     raise swapped_error(self.candidates[number].name)
-        self.static_graph.check([self._used[n] for n in self.fleet.planned], self)
+        self.static_graph.check([self.used[n] for n in self.fleet.planned], self)
 
     def _reset(self) -> None:
         """Idle, and nothing known of any backward."""
         count = len(self.parameters)
         if self.mode is not Mode.LOCAL:
-            self._used = [False] * count
+            self.used = [False] * count
         self.mode = Mode.IDLE
         self._task = -1
         self._tasks: set[int] = set()

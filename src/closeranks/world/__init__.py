@@ -29,8 +29,8 @@ def init(backend: str | None = None, timeout: timedelta | float | None = None) -
     destroyed when the interpreter exits, if it still is there.
 
     backend: as in torch; None is "gloo", or "cpu:gloo,cuda:nccl" if CUDA is available. (The CUDA
-        way has not been run on a GPU yet.) Ignored, with a warning if it differs, if there is a
-        group already.
+        way has been run on one GPU, alone, but not between several.) If there is a group already
+        it is used, with a warning if its backend differs. No CUDA device is chosen here.
     timeout: of the group and of this call, a timedelta or seconds; None is torch's own.
 
     Raises ValueError if the variables are half-set or contradict each other, RankAbsent if a rank
