@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 
-from closeranks.ddp import logging_data, optimizers, options, outputs, parameters
-from closeranks.ddp import replicate, sync_batchnorm
+from closeranks.ddp import (
     logging_data,
     optimizers,
     options,
     outputs,
+    parameters,
     replicate,
     sync_batchnorm,
 )
