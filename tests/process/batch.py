@@ -30,7 +30,7 @@ WORLDS = (2, 3)
 class Batch:
     """The scenarios of one file, and for each world size what became of them so far."""
 
-    def __init__(self, *, group_timeout_s: float = 15.0, deadline_s: float = 60.0) -> None:
+    def __init__(self, *, group_timeout_s: float = 15.0, deadline_s: float = 100.0) -> None:
         self._scenarios: dict[str, Scenario] = {}
         self._verdicts: dict[int, dict[str, str | None]] = {}
         self._group_timeout_s = group_timeout_s

@@ -22,7 +22,7 @@ from tests.ranks import Outcome, run_ranks, try_ranks
 
 pytestmark = pytest.mark.parametrize("world", (2, 3))
 
-TIMEOUT_S = 4.0
+TIMEOUT_S = 3.0
 
 
 def _step(net: nn.Module, rank: int, step: int) -> None:
@@ -69,7 +69,7 @@ def _never_come(rank: int) -> None:
     net = wrap(Chain(), warn_after_s=1.0)
     _step(net, rank, 0)
     if rank == 1:
-        time.sleep(TIMEOUT_S + 6)
+        time.sleep(TIMEOUT_S + 4)
         os._exit(0)
     _step(net, rank, 1)
 

@@ -133,8 +133,10 @@ class Megabytes(nn.Module):
 
 def _graphs(rank: int, world: int, optimize_ddp: bool) -> int:
     """How many graphs the wrapper is compiled into, with a bucket for every layer."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     net = wrap(Megabytes(), bucket_cap_mb=1)
     with torch._dynamo.config.patch(optimize_ddp=optimize_ddp):
         _compare(rank, world, torch.compile(net, backend=counter), net, Megabytes, steps=2)
