@@ -1,7 +1,9 @@
 """closeranks.world.init() in real processes: every way to be started, and every way to go wrong."""
 
+import contextlib
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from closeranks import RankAbsent
 from closeranks.world import World, init
 from tests.ranks import Outcome, run_ranks, try_ranks
 
@@ -24,9 +27,12 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not from the range that the kernel gives to whoever asks for any port, meanwhile."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _sum_of_ranks() -> float:
@@ -104,6 +110,24 @@ def _meet_twice(rank: int, *environs: dict[str, str]) -> list[float]:
 def test_ranks_can_meet_again_at_the_same_place() -> None:
     environs = _plain([0, 1], size=2)
     assert run_ranks(2, _meet_twice, *environs, init_group=False, env=BARE) == 2 * [[1.0] * 3]
+
+
+def _second_meeting_without_rank_1(rank: int, *environs: dict[str, str]) -> str:
+    os.environ.update(environs[rank])
+    init(timeout=20)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 1:
+        return ""
+    with pytest.raises(RankAbsent) as caught:
+        init(timeout=0.5)
+    return str(caught.value)
+
+
+def test_a_meeting_does_not_take_the_last_ones_guests_for_its_own() -> None:
+    environs = _plain([0, 1], size=2)
+    run = run_ranks(2, _second_meeting_without_rank_1, *environs, init_group=False, env=BARE)
+    assert "1 absent: rank 1." in run[0]
 
 
 def _alone_on_a_taken_port(rank: int) -> bool:
@@ -338,6 +362,7 @@ def _late(rank: int, environs: list[dict[str, str]], folder: Path) -> list[str]:
         _wait_for(folder / ("2 warned" if rank == 1 else "0 warned"))
     os.environ.update(environs[rank])
     init(timeout=50)
+    dist.barrier()  # rank 0 serves the store: it must not leave before the others have their group
     return messages
 
 
