@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "torch.distributed", "closeranks.ddp.wrapper", "tests.ranks"])
+_SERVER.set_forkserver_preload(
+    ["torch", "torch.distributed", "closeranks.ddp.wrapper", "tests.ranks"]
+)
 _STACK_SIGNAL = signal.SIGUSR1
 
 
@@ -125,9 +127,10 @@ def _collect(ranks: list[Any], pipes: list[Any], deadline_s: float, folder: Path
         process.join(max(0.1, deadline - time.monotonic()))
         if process.is_alive():
             _fail_with_stacks(ranks, [rank], deadline_s, folder)
+    silent = {"trace": "(no message)"}
     return [
-        Outcome(rank, exitcode=ranks[rank].exitcode, **messages.get(rank, {"trace": "(no message)"}))
-        for rank in range(len(ranks))
+        Outcome(rank, exitcode=process.exitcode, **messages.get(rank, silent))
+        for rank, process in enumerate(ranks)
     ]
 
 
@@ -141,9 +144,7 @@ def _fail_with_stacks(ranks: list[Any], hung: list[int], deadline_s: float, fold
         file = folder / f"stacks-{rank}"
         text = file.read_text() if file.exists() else "(none)"
         stacks.append(f"--- stacks of rank {rank} ---\n{text}")
-    raise AssertionError(
-        f"ranks {hung} did not end within {deadline_s} s\n" + "\n".join(stacks)
-    )
+    raise AssertionError(f"ranks {hung} did not end within {deadline_s} s\n" + "\n".join(stacks))
 
 
 def _rank_main(setup: _Setup, pipe: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -170,7 +171,7 @@ def _rank_main(setup: _Setup, pipe: Any, fn: Callable[..., Any], args: tuple[Any
         started = time.monotonic()
         message: dict[str, Any] = {"value": fn(setup.rank, *args)}
         code = 0
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it was is the outcome
         names = ",".join(c.__name__ for c in type(error).__mro__)
         message = {"error": str(error), "error_type": names, "trace": traceback.format_exc()}
         code = 1

@@ -5,6 +5,8 @@ Every rank computes the gradients of all ranks on its own, which needs no exchan
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -26,7 +28,7 @@ MODEL = Model(
 
 
 def _own_gradients(module: torch.nn.Module, rank: int, exchange: int) -> list[torch.Tensor]:
-    """What a rank brings to an exchange, without disturbing .grad."""
+    """What a rank brings to an exchange."""
     places = [Place(rank, SIZE, exchange, micro) for micro in range(2)]
     loss = sum(MODEL.loss(module(*MODEL.inputs(place))) for place in places)
     return list(torch.autograd.grad(loss, list(module.parameters())))
@@ -35,6 +37,7 @@ def _own_gradients(module: torch.nn.Module, rank: int, exchange: int) -> list[to
 def _worst_error(rank: int, kind: str) -> float:
     """Of any gradient after any of two exchanges, relative to its norm."""
     module = MODEL.build()  # the ranks' seeds are equal, and so are their weights
+    other = copy.deepcopy(module)  # whose gradients are computed without the twin seeing it
     average = {"mean": True, "sum": False, "weighted": Weights(rank, SIZE)}[kind]
     naive = NaiveReducer(module.parameters(), average=average)
     wanted = [torch.zeros_like(parameter) for parameter in module.parameters()]
@@ -46,7 +49,7 @@ def _worst_error(rank: int, kind: str) -> float:
             asked = [weight() for weight in weights]
             shares = [weight / sum(asked) for weight in asked]
         for share, r in zip(shares, range(SIZE), strict=True):
-            for total, own in zip(wanted, _own_gradients(module, r, exchange), strict=True):
+            for total, own in zip(wanted, _own_gradients(other, r, exchange), strict=True):
                 total.add_(own * share)
         for micro in range(2):
             loss = MODEL.loss(module(*MODEL.inputs(Place(rank, SIZE, exchange, micro))))

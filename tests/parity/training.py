@@ -148,6 +148,12 @@ def dropped(replica: Replica, loss_at: LossAt) -> None:
     replica.backward(loss_at(2))
 
 
+def peeked(replica: Replica, loss_at: LossAt) -> None:
+    """Somebody asks for gradients of their own in between, which must leave .grad alone."""
+    replica.backward(loss_at(0))
+    torch.autograd.grad(loss_at(1), list(replica.module.parameters()))
+
+
 def two_forwards(replica: Replica, loss_at: LossAt) -> None:
     """Two forwards, then their two backwards."""
     first, second = loss_at(0), loss_at(1)
@@ -177,6 +183,7 @@ SCHEDULES: dict[str, Schedule] = {
         two_pairs_rescaled,
         synced_local_synced,
         dropped,
+        peeked,
         two_forwards,
         summed,
         retained,
@@ -185,7 +192,7 @@ SCHEDULES: dict[str, Schedule] = {
 # Where torch's class leaves the second backward unsynchronised, it cannot be the measure.
 TORCH_DOES_NOT_SYNCHRONISE = frozenset({"two_forwards", "retained"})
 # How many of a step's backwards are synchronised, so how often a weight is asked for.
-EXCHANGES = {"plain": 1, "no_sync": 1, "summed": 1}
+EXCHANGES = {"plain": 1, "no_sync": 1, "peeked": 1, "summed": 1}
 EXCHANGES |= {name: 2 for name in SCHEDULES if name not in EXCHANGES}
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
