@@ -48,6 +48,18 @@ def autograd_grad_on_one_rank_only(rank: int, world: int) -> None:
 
 
 @batch.add
+def autograd_grad_leaves_exchanged_gradients_alone(rank: int, world: int) -> None:
+    """Also where increments are told apart, which takes a hook before accumulation."""
+    for average in (True, False):
+        net = wrap(Chain(), average=average)
+        _loss(net, rank, 0).backward()
+        before = [p.grad.clone() for p in net.parameters()]
+        torch.autograd.grad(_loss(net, rank, 1), list(net.parameters()))
+        after = [p.grad for p in net.parameters()]
+        assert all(torch.equal(b, a) for b, a in zip(before, after, strict=True))
+
+
+@batch.add
 def a_gradient_penalty_is_averaged(rank: int, world: int) -> None:
     """The inner gradient is local, the backward of the penalty is exchanged."""
 

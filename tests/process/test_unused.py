@@ -177,6 +177,22 @@ def a_loss_that_ignores_the_outputs_joins_at_the_optimizer(rank: int, world: int
 
 
 @batch.add
+def a_forward_that_is_only_looked_at_owes_nothing(rank: int, world: int) -> None:
+    """One rank looks at outputs between its backward and its step; the others do not wait."""
+    net = wrap(Branches())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        net(rows(rank, step), (0,)).square().mean().backward()
+        before = net.reducer.waiter.exchange_number
+        if rank == 0:
+            net(rows(rank, step), (0,))
+        optimizer.step()
+        assert net.reducer.waiter.exchange_number == before, "the step began an exchange"
+    assert_replicas_equal(list(net.parameters()))
+
+
+@batch.add
 def a_loss_that_ignores_the_outputs_on_every_rank(rank: int, world: int) -> None:
     net = wrap(Branches())
     before = [p.detach().clone() for p in net.parameters()]

@@ -57,7 +57,8 @@ def settle_before_steps(reducer: Reducer) -> None:
 
 def _before_step(optimizer: Any, _args: object, _kwargs: object) -> None:
     for reducer in list(_reducers):
-        if reducer.has_unsettled_forward:
-            owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if any(id(p) in owned for p in reducer.parameters):
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if any(id(p) in owned for p in reducer.parameters):
+            if reducer.has_unsettled_forward:
                 reducer.join_in()
+            reducer.forwards.stepped()

@@ -220,11 +220,12 @@ class DistributedDataParallel(Upkeep):
         named = [(c.name, c.parameter) for c in self.reducer.candidates]
         buffers = list(self.named_module_buffers.items()) if buffers_too else []
         average = self.average if isinstance(self.average, bool) else "fn"
+        delayed = {id(parameter) for parameter in self._delay_all_reduce_params}
         settings = {
             "bucket_cap_mb": [cap / (1 << 20) for cap in self._caps_bytes],
             "average": average,
             "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
-            "delayed": sorted(ignored & {n for n, _ in self.module.named_parameters()}),
+            "delayed": sorted(n for n, p in self.module.named_parameters() if id(p) in delayed),
         }
         own = replicate.describe(named, buffers, settings)
         replicate.compare(own, self._exchange, self._waiter, self.device)

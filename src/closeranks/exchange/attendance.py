@@ -124,7 +124,7 @@ _present: weakref.WeakSet[Attendance] = weakref.WeakSet()
 def _instance_number(group: dist.ProcessGroup) -> str:
     number = _instances.get(group, 0)
     _instances[group] = number + 1
-    return f"{getattr(group, 'group_name', '')}/{number}"
+    return f"{dist.distributed_c10d._world.pg_names.get(group, '')}/{number}"
 
 
 def _store_of(group: dist.ProcessGroup) -> Store | None:

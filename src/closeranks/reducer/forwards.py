@@ -18,13 +18,16 @@ class Forwards:
         self._synced = 0
         self._local = 0
         self._warned = False
-        self.unsettled = False  # one was meant to be exchanged, and no backward has followed
+        # One was meant to be exchanged, and nothing has been since the last optimizer step. A
+        # forward after an exchange may be there to be looked at only: it owes nobody anything.
+        self.unsettled = False
+        self._exchanged = False  # since the last optimizer step
 
     def note(self, synced: bool, training: bool) -> None:
         """A forward begins."""
         if synced:
             self._synced += 1
-            self.unsettled = training
+            self.unsettled = training and not self._exchanged
         else:
             self._local += 1
 
@@ -38,6 +41,14 @@ class Forwards:
         self._local = max(0, self._local - 1) if local else 0
         self._synced = 0
         return local
+
+    def exchange_begins(self) -> None:
+        self.unsettled = False
+        self._exchanged = True
+
+    def stepped(self) -> None:
+        """An optimizer of the parameters is about to step."""
+        self._exchanged = False
 
     def _warn(self) -> None:
         if not self._warned:

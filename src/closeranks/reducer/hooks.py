@@ -1,8 +1,8 @@
 """Autograd's hooks on parameters: who is told when a gradient has been, or will be, accumulated.
 
-The first kind sits on the node that accumulates, as torch's own reducer has it; distributed
-autograd and mixed precision rely on that. Knows parameters by number; must not know why it is
-asked for hooks.
+Both kinds sit on the node that accumulates, as torch's own reducer has it: distributed autograd
+and mixed precision rely on that, and autograd.grad, which accumulates nothing, does not call them.
+Knows parameters by number; must not know why it is asked for hooks.
 """
 
 from __future__ import annotations
@@ -47,22 +47,21 @@ class GradientHooks:
                 self._nodes[number] = node
                 fire = functools.partial(self._after, number)
                 self._handles[number] = [node.register_hook(fire)]
-                if self._calls_before:
-                    self._add_before(number)
+            if self._calls_before:
+                self._add_before(number)
 
     def call_before(self) -> None:
         """From now on also tell of a gradient before it is accumulated."""
         if not self._calls_before:
             self._calls_before = True
             for number in self._handles:
-                with _trainable(self._parameters[number]):
-                    self._add_before(number)
+                self._add_before(number)
 
     def _add_before(self, number: int) -> None:
-        def before(_grad: Tensor) -> None:
+        def before(_grads: object) -> None:
             self._before(number)
 
-        self._handles[number].append(self._parameters[number].register_hook(before))
+        self._handles[number].append(self._nodes[number].register_prehook(before))
 
     # What the engine is about to do; these may be asked inside a backward only.
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from closeranks.reducer.hooks import accumulator_of
 from closeranks.reducer.options import Average
 
 
@@ -37,11 +38,13 @@ class NaiveReducer:
         self.average = average
         self._exchanged: set[Tensor] = set()  # .grad of these holds exchanged values only
         self._before: dict[Tensor, Tensor] = {}
-        if average is not True:  # The mean of equal values is that value: it may see them again.
-            for parameter in self.parameters:
-                parameter.register_hook(functools.partial(self._set_aside, parameter))
+        # The mean of equal values is that value: it may see them again.
+        trained = [p for p in self.parameters if p.requires_grad and average is not True]
+        self._accumulators = [accumulator_of(parameter) for parameter in trained]
+        for parameter, node in zip(trained, self._accumulators, strict=True):
+            node.register_prehook(functools.partial(self._set_aside, parameter))
 
-    def _set_aside(self, parameter: Tensor, _grad: Tensor) -> None:
+    def _set_aside(self, parameter: Tensor, _grads: object = None) -> None:
         """Autograd is about to add to a gradient: what was exchanged leaves it."""
         if parameter.grad is None:
             self._before.pop(parameter, None)  # The user has dropped it since.
@@ -59,7 +62,7 @@ class NaiveReducer:
             total = self._sum(torch.tensor([weight], dtype=torch.float64)).item()
             for parameter in self.parameters:
                 if self.average is not True:
-                    self._set_aside(parameter, parameter)
+                    self._set_aside(parameter)
                 self._exchange_one(parameter, weight, total)
                 old = self._before.pop(parameter, None)
                 if old is not None:

@@ -163,10 +163,11 @@ class Reducer:
             self._begin(local or not self.fleet.planned, in_backward=True)
 
     def _begin(self, local: bool, in_backward: bool) -> None:
-        self.forwards.unsettled = False
         if local:
             self.mode = Mode.LOCAL
+            self.forwards.unsettled = False
             return
+        self.forwards.exchange_begins()
         self.mode = Mode.EXCHANGE
         self.waiter.exchange_number += 1
         self.stats.backward_began()
@@ -306,7 +307,7 @@ class Reducer:
 
     @property
     def has_unsettled_forward(self) -> bool:
-        """Whether a forward was meant to be exchanged and no backward has followed."""
+        """Whether a forward was meant to be exchanged and nothing has been."""
         return self.forwards.unsettled and self.mode is Mode.IDLE and bool(self.fleet.planned)
 
     def _abandon(self) -> None:
