@@ -44,3 +44,7 @@ class OutOfData(RankAbsent):
 
 class PeerLost(ExchangeFailed):
     """A rank died."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank  # which, where it is known for sure

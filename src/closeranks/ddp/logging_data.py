@@ -15,6 +15,8 @@ from torch import nn
 from torch._C._distributed_c10d import Logger as TorchLogger
 from torch._C._distributed_c10d import Reducer as TorchReducer
 
+from closeranks.exchange.group import group_name
+
 if TYPE_CHECKING:
     from closeranks.ddp.upkeep import Upkeep
 
@@ -108,7 +110,7 @@ def _construction_data(ddp: Upkeep) -> dict[str, Any]:
         "rank": ddp._exchange.rank,
         "iteration": 0,
         "module_name": type(ddp.module).__name__,
-        "backend_name": ddp._exchange.describe().removeprefix("group: "),
+        "backend_name": group_name(ddp.process_group),
         "device_ids": ", ".join(map(str, ddp.device_ids or [])),
         "output_device": -1 if ddp.output_device is None else ddp.output_device,
         "is_multi_device_module": int(ddp.is_multi_device_module),

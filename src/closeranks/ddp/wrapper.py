@@ -36,7 +36,7 @@ from closeranks.ddp.mixed_precision import MixedPrecision, cast_inputs
 from closeranks.ddp.torch_names import TorchNamedReducer
 from closeranks.ddp.upkeep import Upkeep
 from closeranks.exchange.attendance import Attendance
-from closeranks.exchange.group import GroupExchange
+from closeranks.exchange.choose import choose
 from closeranks.reducer.options import ReducerOptions
 from closeranks.reducer.waiting import Waiter
 
@@ -182,9 +182,10 @@ class DistributedDataParallel(Upkeep):
     def _make_reducer(self, static_graph: bool) -> None:
         """Everything that belongs to this process: exchange, waiter, reducer, logger."""
         self._assign_modules_buffers()
-        self._exchange = GroupExchange(self.process_group)
-        attendance = Attendance(self.process_group, self._exchange.rank, self._exchange.size)
+        attendance = Attendance(self.process_group)
         self._waiter = Waiter(attendance, self.warn_after_s)
+        self._exchange = choose(self.process_group, self.device, self._waiter.wait)
+        self._waiter.at_end = self._exchange.close
         candidates = parameters.candidates(self.module, self.parameters_to_ignore)
         synced_norm = any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())
         self.reducer = TorchNamedReducer(
@@ -243,7 +244,7 @@ class DistributedDataParallel(Upkeep):
     @property
     def exchange(self) -> str:
         """Which way gradients take between ranks, in a few words."""
-        return self._exchange.describe()
+        return self._exchange.way
 
     # One step.
 
@@ -261,7 +262,7 @@ class DistributedDataParallel(Upkeep):
                 self.logger.sample(self)
             self.reducer.note_forward(self.require_backward_grad_sync, self.training)
         work = Join.notify_join_context(self)
-        if work is not None:
+        if self._join_config.enable:
             self.reducer.scale.expect_joined(work, self.divides_by_initial_size)
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()

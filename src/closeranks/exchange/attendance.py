@@ -44,9 +44,9 @@ class Report:
 class Attendance:
     """The notes of one reducer's ranks. Without a store every question is answered with None."""
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank: int = group.rank()
+        self.size: int = group.size()
         self._store = _store_of(group)
         self._prefix = f"closeranks/attendance/{_instance_number(group)}"
         self._exchanges = 0
@@ -72,6 +72,13 @@ class Attendance:
     def leave(self) -> None:
         """Write that this rank will not come to any further exchange."""
         self._write("left", {"exchanges": self._exchanges})
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank said that it leaves."""
+        try:
+            return self._store is not None and self._note("left", rank) is not None
+        except RuntimeError:  # The store is gone with the rank that held it.
+            return False
 
     def ask(self, exchange: int, answer_s: float = 1.5) -> Report | None:
         """Say where this rank is, give the others a moment to do so, and read where they are."""

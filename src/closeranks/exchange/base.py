@@ -25,6 +25,7 @@ class Exchange(Protocol):
     rank: int
     size: int
     scales_for_free: bool  # all_reduce multiplies by `scale` without a pass of its own
+    way: str  # which way is used, in a few words, for `ddp.exchange` and the log
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A flat zeroed tensor that this exchange reduces as fast as it can."""
@@ -38,5 +39,5 @@ class Exchange(Protocol):
     def broadcast(self, tensor: Tensor, source: int) -> Pending:
         """Start to replace the tensor by the one of rank `source`."""
 
-    def describe(self) -> str:
-        """Which way is used, in a few words, for `ddp.exchange` and the log."""
+    def close(self) -> None:
+        """This rank comes to no further collective; who waits for it may be told so."""

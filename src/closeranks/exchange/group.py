@@ -29,6 +29,7 @@ class GroupExchange:
         self.group = group
         self.rank: int = group.rank()
         self.size: int = group.size()
+        self.way = f"group: {group_name(group)}"
         self._sum = dist.AllreduceOptions()
         self._max = dist.AllreduceOptions()
         self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
@@ -55,9 +56,12 @@ class GroupExchange:
         work: Pending = self.group.broadcast([tensor], options)
         return work
 
-    def describe(self) -> str:
-        try:
-            name = self.group.name()
-        except RuntimeError:  # A group written in Python need not have a name.
-            name = type(self.group).__name__
-        return f"group: {name}"
+    def close(self) -> None:
+        """The group is not ours to end."""
+
+
+def group_name(group: dist.ProcessGroup) -> str:
+    try:
+        return str(group.name())
+    except RuntimeError:  # A group written in Python need not have a name.
+        return type(group).__name__

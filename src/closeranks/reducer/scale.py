@@ -35,11 +35,14 @@ class Scale:
         self._weights: Tensor | None = None
         self._pending: Pending | None = None
         self._after: float | None = None
+        self._uneven = False  # inside join()
         self._forward_pass_work: tuple[Any, bool] | None = None
 
     def expect_joined(self, work: Any, by_initial_size: bool) -> None:
-        """join(): `work` will tell how many ranks still train in this iteration."""
-        self._forward_pass_work = (work, by_initial_size)
+        """join(): `work` will tell how many ranks still train, None if that was asked before."""
+        self._uneven = True
+        if work is not None:
+            self._forward_pass_work = (work, by_initial_size)
 
     def begin(self, has_hook: bool) -> None:
         self.before = self.during = 1.0
@@ -48,7 +51,8 @@ class Scale:
             return
         if self.average is True:
             factor = 1.0 / self._divisor()
-            if self._exchange.scales_for_free:
+            # Some ranks may have joined and then know less: each scales its own.
+            if self._exchange.scales_for_free and not (self._uneven or self.weightless):
                 self.during = factor
             else:
                 self.before = factor

@@ -29,8 +29,9 @@ class Waiter:
     def __init__(self, attendance: Attendance, warn_after_s: float) -> None:
         self.attendance = attendance
         self.exchange_number = 0  # of the exchange under way or the last one
+        self.at_end: Callable[[], None] = lambda: None  # called when no more waits will come
         self._watch = Watch(
-            warn_after_s, self._leave_note, self._warn, attendance.is_over, attendance.leave
+            warn_after_s, self._leave_note, self._warn, attendance.is_over, self._say_goodbye
         )
 
     def wait(self, pending: Pending, what: Callable[[], str]) -> None:
@@ -46,6 +47,10 @@ class Waiter:
     def close(self) -> None:
         """No more exchanges from here: others who still wait learn it from the watch's end."""
         self._watch.close()
+
+    def _say_goodbye(self) -> None:
+        self.attendance.leave()
+        self.at_end()
 
     def _leave_note(self) -> None:
         self.attendance.wait_in(self.exchange_number)
@@ -65,6 +70,8 @@ class Waiter:
         )
 
     def _explain(self, error: RuntimeError, what: str) -> ExchangeFailed:
+        if isinstance(error, PeerLost) and error.rank is not None:
+            return self._explain_lost(error, error.rank, what)
         report = self.attendance.ask(self.exchange_number)
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         ended = "Training cannot go on in this process group"
@@ -77,17 +84,31 @@ class Waiter:
             return OutOfData(
                 f"{what}: {who}, and will not come: it ran out of data, or ended its loop early. "
                 f"{ended}. {_USE_JOIN}, or give every rank the same number of batches "
-                f"(DistributedSampler does). The process group reports: {cause}."
+                f"(DistributedSampler does). The cause: {cause}."
             )
         if _timed_out(cause):
             return RankAbsent(
                 f"{what}: {who}, until the group's timeout. {ended}. {_LOOK}. {_USE_JOIN}. "
-                f"The process group reports: {cause}."
+                f"The cause: {cause}."
             )
         return PeerLost(
             f"{what}: {who}, and a connection is gone: {_names(report)} most likely died. {ended}; "
             f"look at the end of its output, then restart the job. The process group reports: "
             f"{cause}."
+        )
+
+    def _explain_lost(self, error: PeerLost, rank: int, what: str) -> ExchangeFailed:
+        """The exchange itself saw a rank go, so nobody is asked and no time is lost."""
+        if self.attendance.has_left(rank):
+            return OutOfData(
+                f"{what}: {error}; it left training in an orderly way, so it ran out of data or "
+                f"ended its loop early. Training cannot go on in this process group. {_USE_JOIN}, "
+                "or give every rank the same number of batches (DistributedSampler does)."
+            )
+        return PeerLost(
+            f"{what}: {error}. Training cannot go on in this process group; look at the end of "
+            f"rank {rank}'s output, then restart the job.",
+            rank,
         )
 
 

@@ -1,0 +1,115 @@
+"""How the ranks of a group find out that they share memory: each makes a page, all map all pages.
+
+    Phase 1  tell    each rank tells all: its host, process, page, and kernels
+    Phase 2  meet    each maps the others' pages, finds the nonces that their owners wrote, and all
+                     learn whether that went well everywhere
+
+Names prove nothing: two ranks share a host if each can read what the other wrote. What follows from
+the facts is decided in `choose`. Knows a group and a segment; must not know what is exchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from closeranks.observe import points
+from closeranks.segment import kernels, memory, waiting
+from closeranks.segment.page import PAGE_SIZE_BYTES, Page
+from closeranks.segment.peers import Peer, start_time
+from closeranks.segment.team import Team
+from closeranks.world.meeting import this_host
+
+if TYPE_CHECKING:
+    from closeranks.exchange.base import Pending
+    from closeranks.exchange.group import GroupExchange
+
+Facts = Mapping[str, Any]
+Wait = Callable[["Pending", Callable[[], str]], None]
+
+_FACTS_BYTES = 1024
+_WHAT = "the meeting of ranks"
+
+
+class Handshake:
+    """One rank's part in it."""
+
+    def __init__(self, group: GroupExchange, wait: Wait) -> None:
+        self._group = group
+        self._wait = wait
+        self._memory: memory.Memory | None = None
+        self._unable = memory.is_possible()
+        if not self._unable:
+            try:
+                points.reach("make page")
+                self._memory = memory.Memory(PAGE_SIZE_BYTES)
+            except OSError as error:
+                self._unable = f"{PAGE_SIZE_BYTES} bytes could not be made ({error})"
+
+    # Phase 1
+
+    def tell(self, wish: str) -> list[Facts]:
+        """The facts of all ranks, by rank."""
+        rank, size = self._group.rank, self._group.size
+        own = json.dumps(self._facts(wish)).encode()
+        assert len(own) <= _FACTS_BYTES, "facts are short"
+        everyones = torch.zeros(size, _FACTS_BYTES, dtype=torch.uint8)
+        everyones[rank, : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        self._wait(self._group.all_reduce(everyones), lambda: _WHAT)
+        return [json.loads(bytes(row.tolist()).rstrip(b"\0")) for row in everyones]
+
+    def _facts(self, wish: str) -> Facts:
+        facts: dict[str, Any] = {"wish": wish, "host": _host(), "unable": self._unable[:300]}
+        if self._memory is not None:
+            facts |= {
+                "pid": os.getpid(),
+                "started": start_time(os.getpid()),
+                "fd": self._memory.fd,
+                "nonce": Page(self._memory.map).sign(),
+                "kernels": kernels.kinds_possible(),
+            }
+        return facts
+
+    # Phase 2
+
+    def meet(self, everyones: Sequence[Facts], kind: str, timeout_s: float) -> Team | None:
+        """The team, or None if some rank could not map the others' pages."""
+        team, failed = None, 0
+        try:
+            points.reach("meet")
+            team = self._map_pages(everyones, kind, timeout_s)
+        except OSError:
+            failed = 1
+        anywhere = torch.tensor([failed], dtype=torch.int32)
+        self._wait(self._group.all_max(anywhere), lambda: _WHAT)
+        if self._memory is not None:
+            self._memory.close_door()
+        return None if anywhere.item() else team
+
+    def _map_pages(self, everyones: Sequence[Facts], kind: str, timeout_s: float) -> Team:
+        assert self._memory is not None, "ranks meet where all have made a page"
+        own = self._group.rank
+        pages, peers = [], {}
+        for rank, facts in enumerate(everyones):
+            if rank == own:
+                pages.append(Page(self._memory.map))
+                continue
+            peers[rank] = Peer(facts["pid"], facts["started"])
+            pages.append(Page(memory.attach(facts["pid"], facts["fd"], PAGE_SIZE_BYTES)))
+            if pages[-1].nonce.hex() != facts["nonce"]:
+                raise OSError(f"the page of process {facts['pid']} is not rank {rank}'s")
+        policy = waiting.choose(len(pages), len(os.sched_getaffinity(0)))
+        return Team(own, pages, peers, kernels.make(kind, pages, own, policy), timeout_s)
+
+
+def _host() -> str:
+    """Where pids mean the same as here."""
+    try:
+        processes = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        processes = 0
+    return f"{this_host()}/{processes}"

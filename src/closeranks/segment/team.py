@@ -1,0 +1,98 @@
+"""The ranks of one host that share memory: their pages, their lives, and every wait for them.
+
+A tick is the number of a collective step; all ranks count alike. A rank tells that its data for a
+tick is there (ARRIVED), and that its share of the tick's work is done (DONE). Every wait is cut
+into slices; between two slices it looks whether the ranks it waits for still live, so that a death
+is known within a slice, and whether the deadline has passed.
+
+Knows ranks, processes and words; must not know tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from closeranks.errors import PeerLost, RankAbsent
+from closeranks.segment.page import CLOSED, NOT_MADE, Page, has_reached, wrapped
+from closeranks.segment.peers import Peer, is_stopped
+
+if TYPE_CHECKING:
+    from closeranks.segment.memory import Memory
+    from closeranks.segment.twin import TwinKernels
+
+SLICE_US = 20_000
+
+
+class Team:
+    """One rank's view of all of them."""
+
+    def __init__(
+        self,
+        rank: int,
+        pages: Sequence[Page],
+        peers: Mapping[int, Peer],
+        kernels: TwinKernels,
+        timeout_s: float,
+    ) -> None:
+        self.rank = rank
+        self.size = len(pages)
+        self.pages = pages
+        self.peers = peers
+        self.kernels = kernels
+        self.timeout_s = timeout_s
+        self._regions = 0
+
+    # Memory.
+
+    def announce(self, memory: Memory | None) -> int:
+        """Tell the others where this rank's next region is; None: it could not be made."""
+        number, self._regions = self._regions, self._regions + 1
+        size_bytes, fd = (NOT_MADE, -1) if memory is None else (memory.size_bytes, memory.fd)
+        self.pages[self.rank].announce_region(number, size_bytes, fd)
+        return number
+
+    # Words.
+
+    def wait(self, which: int, tick: int) -> None:
+        """Return when all ranks are there."""
+        self.until(lambda: self.kernels.await_all(which, wrapped(tick), SLICE_US) < 0, which, tick)
+
+    def until(self, attempt: Callable[[], bool], which: int, tick: int) -> None:
+        """Try again and again what can only fail because a rank is not there yet."""
+        if attempt():
+            return
+        deadline = time.monotonic() + self.timeout_s
+        self.look_after(which, tick, deadline)
+        while not attempt():
+            self.look_after(which, tick, deadline)
+
+    def look_after(self, which: int, tick: int, deadline: float) -> None:
+        """Raise if somebody who is waited for will not come, or has not come in time."""
+        word = wrapped(tick)
+        for rank, peer in self.peers.items():
+            gone = peer.is_gone()
+            if not gone and not self.pages[rank].words[CLOSED // 4]:
+                continue
+            # It may have done all that it had to before it went: its word is read after its end.
+            if has_reached(self.pages[rank].words[which // 4], word):
+                continue
+            how = f"its process {peer.pid} has ended" if gone else "it has left the group"
+            raise PeerLost(f"rank {rank} is gone: {how}", rank)
+        if time.monotonic() >= deadline:
+            raise RankAbsent(f"timed out after {self.timeout_s:.1f} s: {self._late(which, word)}")
+
+    def _late(self, which: int, word: int) -> str:
+        late = []
+        for rank, peer in self.peers.items():
+            if not has_reached(self.pages[rank].words[which // 4], word):
+                late.append(
+                    f"rank {rank} did not come (its process {peer.pid} "
+                    f"{'is stopped' if is_stopped(peer.pid) else 'runs'})"
+                )
+        return "; ".join(late)
+
+    def close(self) -> None:
+        """This rank comes to no further tick; who waits for it learns that at once."""
+        self.pages[self.rank].words[CLOSED // 4] = 1
