@@ -52,7 +52,6 @@ INHERITED: dict[str, str] = {
     "_ddp_init_helper": _NEVER_RUN,
     "_default_broadcast_coalesced": _BUFFERS,
     "_delayed_all_reduce_hook": _NEVER_RUN,
-    "_distributed_broadcast_coalesced": _BUFFERS,
     "_distributed_rank": "the rank in process_group",
     "_find_common_rank": _JOIN,
     "_fire_reducer_autograd_hook": _NEVER_RUN,

@@ -43,7 +43,7 @@ class TorchNamedReducer(Reducer):
         """Nothing to prepare: hooks are always armed, and no graph is searched."""
 
     def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
-        self.fleet.allocate(self.hook is None and not self.options.skip_unused)
+        self.allocate()
         zeros = []
         for bucket in self.fleet.buckets:
             if isinstance(bucket, Bucket):
@@ -54,8 +54,15 @@ class TorchNamedReducer(Reducer):
 
     def _run_allreduce_hook(self, bucket: GradBucket) -> Future[Any]:
         """The sum of the bucket over all ranks, not divided."""
-        pending: Any = self.exchange.all_reduce(bucket.buffer())
-        future: Future[Any] = pending.get_future()
+        buffer = bucket.buffer()
+        pending: Any = self.exchange.all_reduce(buffer)
+        future: Future[Any]
+        if hasattr(pending, "get_future"):
+            future = pending.get_future()
+            return future
+        self.waiter.wait(pending, lambda: f"bucket {bucket.index()}")
+        future = Future()
+        future.set_result([buffer])
         return future
 
     def _run_comm_hook(self, bucket: GradBucket) -> Future[Any]:

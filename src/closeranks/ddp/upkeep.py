@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from closeranks.ddp import copying
+from closeranks.ddp import buffers, copying
 from closeranks.ddp.comm_hook import Hook, builtin_hook, check_hook
 from closeranks.ddp.uneven import ShadowHook
 
@@ -105,6 +105,11 @@ class Upkeep(TorchDDP):
                 "will not change during training loop while calling `_set_static_graph`.",
                 stacklevel=2,
             )
+
+    def _distributed_broadcast_coalesced(
+        self, tensors: Any, buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        buffers.broadcast(tensors, authoritative_rank, buffer_size, self._exchange, self._waiter)
 
     @property
     def _has_rebuilt_buckets(self) -> bool:  # type: ignore[override]

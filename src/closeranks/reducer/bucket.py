@@ -10,13 +10,9 @@ late, and is told apart from what is under way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from closeranks.exchange.base import Exchange
 
 # From this mean size of a gradient on, copying and scaling each at once, while it is warm in the
 # cache, costs less than a second pass over the whole bucket; below it, one call for all does.
@@ -33,22 +29,19 @@ class Bucket:
         position: int,
         numbers: Sequence[int],
         parameters: Sequence[Tensor],
-        dtype: torch.dtype,
-        exchange: Exchange,
+        memory: Tensor,
         tail_count: int,
         batched: bool,
     ) -> None:
         self.position = position
         self.numbers = list(numbers)
         self.parameters = list(parameters)
-        first = self.parameters[0]
-        numel = sum(p.numel() for p in self.parameters)
-        memory = exchange.allocate(numel + tail_count, dtype, first.device)
         self.memory = memory  # what is exchanged: the gradients, then the tail
+        numel = memory.numel() - tail_count
         self.flat = memory[:numel]
         self.tail = memory[numel:]
         self.views = _views(self.flat, self.parameters)
-        self.size_bytes = numel * dtype.itemsize
+        self.size_bytes = numel * memory.element_size()
         self.eager = not batched and self.size_bytes >= EAGER_BYTES_MIN * len(self.parameters)
         self.filled = [False] * len(self.parameters)
         self.missing = len(self.parameters)

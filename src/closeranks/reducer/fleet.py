@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from closeranks.reducer.bucket import Bucket, SparseBucket
 from closeranks.reducer.plan import BucketPlan, make_plan
 from closeranks.reducer.tail import can_carry, tail_length
@@ -55,33 +57,39 @@ class Fleet:
         self.bucket_of = {}
         self.slot_of = {}
 
-    def allocate(self, carries_tail: bool) -> None:
-        """Give every bucket its memory; the last one may carry the tail."""
+    def allocate(self, carries_tail: bool, by_hook: bool) -> None:
+        """Give every bucket its memory.
+
+        Args:
+            carries_tail: the last bucket may carry the tail.
+            by_hook: a hook exchanges the buckets, so their memory need not be the exchange's.
+        """
         if self.buckets:
             return
         for position, plan in enumerate(self.plan):
-            bucket = self._make(position, plan, carries_tail and plan is self.plan[-1])
+            bucket = self._make(position, plan, carries_tail and plan is self.plan[-1], by_hook)
             self.buckets.append(bucket)
             for slot, number in enumerate(bucket.numbers):
                 self.bucket_of[number] = bucket
                 self.slot_of[number] = slot
         self.make_ready()
 
-    def _make(self, position: int, plan: BucketPlan, with_tail: bool) -> Bucket | SparseBucket:
+    def _make(
+        self, position: int, plan: BucketPlan, with_tail: bool, by_hook: bool
+    ) -> Bucket | SparseBucket:
         members = [self._candidates[n] for n in plan.indices]
         first = members[0]
         if first.sparse:
             return SparseBucket(position, plan.indices[0], first.parameter)
         with_tail = with_tail and can_carry(first.dtype, self._exchange.size)
-        return Bucket(
-            position,
-            plan.indices,
-            [c.parameter for c in members],
-            first.dtype,
-            self._exchange,
-            tail_length(len(self.planned)) if with_tail else 0,
-            self._options.batched,
-        )
+        parameters = [c.parameter for c in members]
+        tail_count = tail_length(len(self.planned)) if with_tail else 0
+        numel, device = sum(p.numel() for p in parameters) + tail_count, first.parameter.device
+        if by_hook:
+            memory = torch.zeros(numel, dtype=first.dtype, device=device)
+        else:
+            memory = self._exchange.allocate(numel, first.dtype, device)
+        return Bucket(position, plan.indices, parameters, memory, tail_count, self._options.batched)
 
     def make_ready(self) -> None:
         """Every bucket waits for all of its gradients again."""

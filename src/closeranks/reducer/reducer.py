@@ -175,7 +175,7 @@ class Reducer:
         state.alone = self._may_be_alone and self.hook is None
         if state.alone:
             return
-        self.fleet.allocate(self.hook is None and not self.options.skip_unused)
+        self.allocate()
         if in_backward and self._forward_context is not None:
             state.remote = remote.context_of_backward(self._forward_context)
         first = not self.has_rebuilt_buckets
@@ -187,6 +187,11 @@ class Reducer:
         seen_before = self.waiter.exchange_number > 1 and not self._saw_inner
         if self.options.find_unused and in_backward and seen_before:
             self._expect_unused()
+
+    def allocate(self) -> None:
+        """Give the buckets memory, if they have none."""
+        by_hook = self.hook is not None
+        self.fleet.allocate(not by_hook and not self.options.skip_unused, by_hook)
 
     def _expect_unused(self) -> None:
         """Do not wait for parameters that this graph will not reach, as far as it can tell."""
