@@ -58,6 +58,18 @@ def cannot_run(test: str) -> str:
     return "" if _PYTHON_H.exists() else "torch.compile needs Python.h (Debian package python3-dev)"
 
 
+# These count the collectives of the process group in a profile, so the gradients must take it.
+_PROFILING = (
+    "DistributedTest.test_ddp_profiling_autograd_profiler",
+    "DistributedTest.test_ddp_profiling_torch_profiler",
+)
+
+
+def environment_of(test: str) -> dict[str, str]:
+    """What a test needs in the environment of its ranks."""
+    return {"CLOSERANKS_EXCHANGE": "group"} if test in _PROFILING else {}
+
+
 _DDP_NAMES = {"DistributedDataParallel", "DDP"}
 _CONTAINERS = {"DistributedTest", "_DistTestBase"}  # they name everything
 

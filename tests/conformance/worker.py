@@ -17,11 +17,12 @@ import time
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.conformance import notes, stacks
 from tests.conformance.result import FAIL, PASS, SKIP, Message, Result
 from tests.conformance.settings import Settings
-from tests.conformance.suites import SUITES, Suite, cannot_run, concerning_ddp
+from tests.conformance.suites import SUITES, Suite, cannot_run, concerning_ddp, environment_of
 
 MESSAGES, LOG = "messages", "log"
 _LOG_CHARACTERS = 3000
@@ -71,7 +72,8 @@ def _run(test: str, module: Any, settings: Settings) -> Result:
     log_start = log.stat().st_size
     notes.clear(settings)
     started = time.monotonic()
-    status, why = _run_case(getattr(module, class_name)(method))
+    with mock.patch.dict(os.environ, environment_of(test)):
+        status, why = _run_case(getattr(module, class_name)(method))
     seconds = round(time.monotonic() - started, 1)
     processes.kill_ranks()
     counted = notes.count(settings)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.tidy.findings import ROOT
 
+KERNELS = "src/closeranks/segment/kernels.c"
 TOOLS = ("cat", "chmod", "cksum", "cp", "dirname", "grep", "mkdir", "rm", "sed", "sh")
 
 PYTHON = """#!/bin/sh
@@ -39,7 +40,8 @@ class Machine:
         self.checkout = folder / "checkout"
         self.bin.mkdir()
         (self.checkout / ".ci").mkdir(parents=True)
-        for name in (".ci/setup", "pyproject.toml", "constraints.txt"):
+        (self.checkout / KERNELS).parent.mkdir(parents=True)
+        for name in (".ci/setup", "pyproject.toml", "constraints.txt", KERNELS):
             shutil.copy(ROOT / name, self.checkout / name)
         for tool in TOOLS:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
@@ -125,8 +127,8 @@ def test_the_second_time_there_is_nothing_to_do_or_to_say(machine: Machine) -> N
     assert machine.setup().stderr == ""
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_pin_is_installed_into_the_same_venv(machine: Machine, name: str) -> None:
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", KERNELS])
+def test_what_has_changed_is_installed_into_the_same_venv(machine: Machine, name: str) -> None:
     machine.add_python("python3", "3.11")
     machine.done()
     with (machine.checkout / name).open("a") as file:

@@ -18,6 +18,7 @@ def _sum_of_ranks(rank: int) -> float:
 
 
 def _raise_on_one(rank: int) -> int:
+    dist.barrier()  # nobody is cut off while the group is being made
     if rank == 1:
         raise KeyError("no such thing")
     return rank
