@@ -6,22 +6,17 @@ Shows what was found; must not decide anything.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import io
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import keeping
 from cases import CASES
 from findings import Comparison, Result, best, median, verdict
 from memory import Memory
-from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from variants import PAIRS
 
-WIDTH = 100
+_TEXTS = ("case", "variant", "view")
 _DIFFERENCE_MAX = 1e-5
 _STEP_LEGEND = """\
 ratio, fwd+bwd, cpu: ours to torch's, below 1 is less; first of the best steps, then the median of
@@ -34,7 +29,6 @@ Medians over the steps of all ranks. inside: while gradients were still being co
 _MEMORY_LEGEND = """\
 at rest: after a backward. peak: within a step, activations included. The largest of all ranks.
 """
-_RESULTS = Path(__file__).parent / "results"
 
 
 @dataclasses.dataclass
@@ -73,35 +67,20 @@ class Report:
             )
         return parts
 
-    def text(self) -> str:
-        shown = io.StringIO()
-        console = Console(width=WIDTH, file=shown, color_system=None)
-        for part in self.parts():
-            console.print(part, soft_wrap=False, highlight=False)
-        lines = shown.getvalue().splitlines()
-        return "\n".join(line.rstrip() for line in lines) + "\n"
-
     def write_json(self, path: Path) -> None:
-        path.write_text(json.dumps(_rounded(dataclasses.asdict(self))) + "\n", "utf-8")
+        keeping.write_json(path, dataclasses.asdict(self))
 
     def keep(self, name: str) -> Path:
         """Write a dated folder with command, environment, commit and raw numbers."""
-        folder = _unused_folder(f"{datetime.date.today().isoformat()}-{name}")
-        folder.mkdir(parents=True)
-        environment = "\n".join(f"- {key}: {value}" for key, value in self.environment.items())
-        (folder / "README.md").write_text(
-            f"# {folder.name}\n\n```sh\n{self.command}\n```\n\n{environment}\n\n"
-            f"Raw numbers: [raw.json](raw.json).\n\n```text\n{self.text()}```\n",
-            "utf-8",
-        )
-        self.write_json(folder / "raw.json")
-        return folder
+        text = keeping.as_text(self.parts())
+        return keeping.keep(name, self.command, self.environment, text, dataclasses.asdict(self))
 
 
 def step_table(results: list[Result], rounds: int) -> Table:
-    table = _table(
+    table = keeping.table(
         f"Step time in ms, best/median of {rounds} rounds",
         ("case", "ranks", "view", "no sync", "torch", "ours", "ratio", "fwd+bwd", "cpu"),
+        left=_TEXTS,
     )
     for result in results:
         load = f"  load {result.load_before:.1f} -> {result.load_after:.1f}"
@@ -122,7 +101,7 @@ def step_table(results: list[Result], rounds: int) -> Table:
 
 
 def overlap_table(results: list[Result]) -> Table:
-    table = _table(
+    table = keeping.table(
         "Exchange of closeranks inside the backward (traced, not timed)",
         (
             "case",
@@ -133,6 +112,7 @@ def overlap_table(results: list[Result]) -> Table:
             "exchange ms",
             "share inside",
         ),
+        left=_TEXTS,
     )
     for result in results:
         for as_view, _, ours in PAIRS:
@@ -152,9 +132,10 @@ def overlap_table(results: list[Result]) -> Table:
 
 def memory_table(memory: dict[str, list[Memory]]) -> Table:
     gradients = next(iter(memory.values()))[0].gradients
-    table = _table(
+    table = keeping.table(
         f"Growth of a rank's resident memory in MB, for {gradients:.0f} MB of gradients",
         ("variant", "at rest", "x gradients", "peak"),
+        left=_TEXTS,
     )
     for name, of_ranks in memory.items():
         at_rest = max(rank.at_rest for rank in of_ranks)
@@ -168,20 +149,6 @@ def memory_table(memory: dict[str, list[Memory]]) -> Table:
     return table
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for column in columns:
-        is_text = column in ("case", "variant", "view")
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
-    return table
-
-
 def _times(result: Result, variant: str) -> str:
     rounds = result.step_ms[variant]
     return "/".join(
@@ -191,20 +158,3 @@ def _times(result: Result, variant: str) -> str:
 
 def _ratios(comparison: Comparison) -> str:
     return f"{comparison.ratio_best:.2f} {comparison.ratio_median:.2f}"
-
-
-def _unused_folder(name: str) -> Path:
-    folder, number = _RESULTS / name, 2
-    while folder.exists():
-        folder, number = _RESULTS / f"{name}-{number}", number + 1
-    return folder
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value

@@ -11,6 +11,7 @@ take. What is measured is never a failure; only what could not be measured is.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -20,12 +21,14 @@ import machine
 import memory
 import rounds
 from cases import CASES
-from report import WIDTH, Report
+from keeping import WIDTH
+from report import Report
 from rich.console import Console
 from variants import VARIANTS
 
 import ranks
 
+_NAMES = {"auto": "step", "group": "step-group"}
 _MEMORY = "memory"
 _MEMORY_RANKS = 2
 
@@ -44,6 +47,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw numbers there")
     parser.add_argument("--keep", action="store_true", help="write a folder in bench/results")
+    parser.add_argument(
+        "--exchange",
+        choices=("auto", "group"),
+        default="auto",
+        help="how ours exchanges: auto is shared memory where it can be had, group is gloo",
+    )
     parser.add_argument("--deadline-s", type=float, default=900.0, help="for each case")
     given = parser.parse_args()
     given.case = given.case or [*CASES, _MEMORY]
@@ -69,6 +78,7 @@ def measure_memory(given: argparse.Namespace) -> dict[str, list[memory.Memory]]:
 
 def main() -> int:
     given = arguments()
+    os.environ["CLOSERANKS_EXCHANGE"] = given.exchange  # the ranks inherit it
     console = Console(stderr=True)
     command = shlex.join(["python", "bench/step.py", *sys.argv[1:]])
     report = Report(
@@ -104,7 +114,7 @@ def show(report: Report, given: argparse.Namespace) -> None:
     if given.json:
         report.write_json(given.json)
     if given.keep:
-        screen.print(f"kept in {report.keep('step').relative_to(machine.ROOT)}")
+        screen.print(f"kept in {report.keep(_NAMES[given.exchange]).relative_to(machine.ROOT)}")
 
 
 if __name__ == "__main__":

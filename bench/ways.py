@@ -1,0 +1,179 @@
+"""The ways to all-reduce a tensor that are compared, and what memory allows at best.
+
+A way lives in one rank. It is prepared for a size, then asked for blocks of timed repetitions; all
+ranks ask for the same blocks in the same order. Knows nothing of rounds and tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi_client import MpiClient
+from torch import Tensor
+
+from closeranks.exchange.choose import choose
+from closeranks.segment.kernels import kinds_possible
+
+Run = Callable[[], object]
+
+GLOO, MPI, DEEPSPEED = "gloo", "OpenMPI", "DeepSpeed"
+IN_PLACE, COPY = "limit: in place", "limit: copy"
+OURS = {"c": "ours, C", "python": "ours, Python"}
+DOOR_2 = {"c": "door 2, C", "python": "door 2, Python"}
+LIMITS = (IN_PLACE, COPY)
+
+
+class Way:
+    """A function that all-reduces a tensor of this rank, or only passes over it."""
+
+    def __init__(self, name: str, make: Callable[[int], tuple[Tensor, Run]]) -> None:
+        self.name = name
+        self._make = make
+        self._tensor: Tensor | None = None
+        self._run: Run = lambda: None
+
+    def prepare(self, numel: int) -> None:
+        self._tensor, self._run = self._make(numel)
+
+    def release(self) -> None:
+        self._tensor, self._run = None, lambda: None
+
+    def block(self, repetitions: int) -> list[float]:
+        """Milliseconds of each repetition; the numbers are small again before the first."""
+        assert self._tensor is not None, "a way is prepared before it is timed"
+        self._tensor.uniform_(-1, 1)
+        run, times = self._run, []
+        dist.barrier()
+        for _ in range(repetitions):
+            began = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - began) * 1e3)
+        return times
+
+
+class MpiWay(Way):
+    """All-reduce by MPI, in processes that mpirun has started: one for each rank."""
+
+    def __init__(self, client: MpiClient) -> None:
+        super().__init__(MPI, lambda numel: (torch.zeros(0), lambda: None))
+        self._client = client
+        self._numel = 0
+
+    def prepare(self, numel: int) -> None:
+        self._numel = numel
+
+    def release(self) -> None:
+        self._client.block(0, 0)
+
+    def block(self, repetitions: int) -> list[float]:
+        dist.barrier()
+        return self._client.block(self._numel, repetitions)
+
+
+@contextlib.contextmanager
+def all_ways(rank: int, size: int, mpi_folder: str) -> Iterator[dict[str, Way]]:
+    """Whatever can be had here, by name; mpi_folder is where MPI's processes listen, if any."""
+    ways = [Way(GLOO, _gloo)]
+    for kind in kinds_possible():
+        with _kernels(kind):
+            ways += [Way(OURS[kind], _resident()), Way(DOOR_2[kind], _door_2())]
+    deepspeed = _deepspeed(rank, size)
+    if deepspeed is not None:
+        ways.append(deepspeed)
+    ways += [Way(IN_PLACE, _in_place), Way(COPY, _copy)]
+    with contextlib.ExitStack() as stack:
+        if mpi_folder:
+            ways.append(MpiWay(stack.enter_context(MpiClient(Path(mpi_folder), rank))))
+        yield {way.name: way for way in ways}
+
+
+@contextlib.contextmanager
+def _kernels(kind: str) -> Iterator[None]:
+    before = os.environ.get("CLOSERANKS_KERNELS")
+    os.environ["CLOSERANKS_KERNELS"] = kind
+    try:
+        yield
+    finally:
+        del os.environ["CLOSERANKS_KERNELS"]
+        if before is not None:
+            os.environ["CLOSERANKS_KERNELS"] = before
+
+
+def _gloo(numel: int) -> tuple[Tensor, Run]:
+    tensor = torch.zeros(numel)
+    return tensor, lambda: dist.all_reduce(tensor)
+
+
+def _resident() -> Callable[[int], tuple[Tensor, Run]]:
+    """A tensor where door 1 keeps its buckets."""
+    group = dist.distributed_c10d._get_default_group()
+    exchange = choose(group, torch.device("cpu"), lambda pending, what: _wait(pending))
+
+    def make(numel: int) -> tuple[Tensor, Run]:
+        tensor = exchange.allocate(numel, torch.float32, torch.device("cpu"))
+        return tensor, lambda: exchange.all_reduce(tensor).wait()
+
+    return make
+
+
+def _wait(pending: Any) -> None:
+    pending.wait()
+
+
+def _door_2() -> Callable[[int], tuple[Tensor, Run]]:
+    """Any tensor, through the backend."""
+    group: Any = dist.new_group(backend="closeranks")
+    dist.barrier(group)  # It chooses its kernels when it is first used.
+
+    def make(numel: int) -> tuple[Tensor, Run]:
+        tensor = torch.zeros(numel)
+        return tensor, lambda: dist.all_reduce(tensor, group=group)
+
+    return make
+
+
+def _in_place(numel: int) -> tuple[Tensor, Run]:
+    """Every element is read and written once, by all ranks at once."""
+    tensor = torch.zeros(numel)
+    return tensor, lambda: tensor.mul_(0.5)
+
+
+def _copy(numel: int) -> tuple[Tensor, Run]:
+    tensor, other = torch.zeros(numel), torch.zeros(numel)
+    return tensor, lambda: other.copy_(tensor)
+
+
+def _deepspeed(rank: int, size: int) -> Way | None:
+    """DeepSpeed's all-reduce through shared memory, if it is installed and can be built."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return None
+    os.environ |= {"LOCAL_SIZE": str(size), "MASTER_ADDR": "bench", "DS_ACCELERATOR": "cpu"}
+    os.environ["MASTER_PORT"] = str(os.getppid())
+    try:
+        from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+        if rank:  # One builds, the others find it built.
+            dist.barrier()
+        operations = ShareMemCommBuilder().load(verbose=False)
+        if not rank:
+            dist.barrier()
+        operations.initialize(size, rank)
+    except (ImportError, RuntimeError, OSError) as error:
+        if not rank:
+            print(f"DeepSpeed is left out: {error}")
+        return None
+    reduce = torch.ops.deepspeed.inference_all_reduce_
+
+    def make(numel: int) -> tuple[Tensor, Run]:
+        tensor = torch.zeros(numel)
+        return tensor, lambda: reduce(tensor)
+
+    return Way(DEEPSPEED, make)
