@@ -27,7 +27,7 @@ _ENTRY_WORDS = 3
 _SLOTS = REGIONS + REGION_COUNT * _ENTRY_WORDS * 8
 SLOT_BYTES, SLOT_COUNT = 1 << 20, 2
 PAGE_SIZE_BYTES = _SLOTS + SLOT_COUNT * SLOT_BYTES
-NOT_MADE = -1  # the size of a region that its owner could not make
+UNUSABLE = -1  # the size of a region that its owner could not make, or whose twins it cannot map
 
 _WORD_MASK = 0xFFFFFFFF
 
