@@ -7,6 +7,7 @@ only the buffers of all.
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
 from collections.abc import Sequence
 
@@ -184,7 +185,7 @@ def test_what_c_has_no_kernel_for_is_summed_all_the_same(dtype: torch.dtype) -> 
 def test_shares_are_all_of_it_and_apart(numel: int, ranks: int) -> None:
     shares = [share(numel, ranks, rank) for rank in range(ranks)]
     assert shares[0][0] == 0 and shares[-1][1] == numel
-    assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(shares))
     assert all(start % 64 == 0 or start == numel for start, _ in shares)
 
 
