@@ -22,6 +22,7 @@ Tensors that are not on the CPU or not dense go through the process group.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from closeranks.errors import CloseranksError
 from closeranks.exchange.operation import Operation
 from closeranks.exchange.region import Region
 from closeranks.exchange.resident import FirstUse, Meeting, Push, Resident
@@ -60,6 +62,8 @@ class ShmExchange:
         self._unannounced: deque[Operation] = deque()  # the newest of them: there was no room yet
         self._resident: dict[int, Resident] = {}  # by address
         self._stage = Stage(self)
+        self._is_copy = False  # in a process that was forked from the rank
+        _here.add(self)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu" or not numel:
@@ -120,11 +124,18 @@ class ShmExchange:
         return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
     def close(self) -> None:
-        self.team.close()
+        if not self._is_copy:
+            self.team.close()
 
     # Ticks.
 
     def next_tick(self) -> int:
+        if self._is_copy:
+            raise CloseranksError(
+                f"process {os.getpid()} was forked from rank {self.rank} and tried to take part in "
+                "an exchange, in whose memory it would speak in the rank's name. Use the wrapped "
+                "module in the rank itself, and in other processes the module inside it."
+            )
         self._tick += 1
         return self._tick
 
@@ -175,3 +186,14 @@ class ShmExchange:
     ) -> None:
         """Bring an operation to a phase; it goes on until another if it can at once."""
         self.team.until(lambda: operation.advance(until, SLICE_US) >= phase, which, tick)
+
+
+_here: weakref.WeakSet[ShmExchange] = weakref.WeakSet()
+
+
+def _mark_copies() -> None:
+    for exchange in _here:
+        exchange._is_copy = True
+
+
+os.register_at_fork(after_in_child=_mark_copies)
