@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,6 +107,26 @@ def test_memory_is_shared_with_whoever_attaches() -> None:
     assert found[17] == 5
     found[4 * PAGE_BYTES - 1] = 6
     assert made.map[4 * PAGE_BYTES - 1] == 6
+
+
+def test_a_mapping_keeps_no_descriptor_and_ends_with_its_last_view() -> None:
+    made = Memory(1)
+    before, place = _descriptors(), "/memfd:closeranks (deleted)"
+    found = attach(os.getpid(), made.fd, made.size_bytes)
+    assert _descriptors() == before
+    view = torch.frombuffer(found, dtype=torch.uint8)[7:9]
+    maps = Path("/proc/self/maps").read_text().count(place)
+    del found
+    made.map[7] = 3
+    assert view[0] == 3 and Path("/proc/self/maps").read_text().count(place) == maps
+    del view
+    assert Path("/proc/self/maps").read_text().count(place) == maps - 1
+
+
+def test_memory_that_cannot_be_mapped_is_an_error() -> None:
+    with pytest.raises(OSError) as raised:
+        memory._map(-1, PAGE_BYTES)
+    assert raised.value.errno == errno.EBADF
 
 
 def test_memory_goes_to_no_program_that_is_started() -> None:
