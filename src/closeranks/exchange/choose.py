@@ -21,6 +21,7 @@ from closeranks.exchange.shm import ShmExchange
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Exchange
+    from closeranks.segment.team import Team
 
 logger = logging.getLogger("closeranks")
 
@@ -47,7 +48,12 @@ def decide(everyones: Sequence[Facts]) -> Choice:
     if "group" in exchanges:
         return Choice(False, f"{_EXCHANGE}=group")
     choice = _look(everyones)
-    if "shm" in exchanges and not choice.shm:
+    return _grant(choice, everyones)
+
+
+def _grant(choice: Choice, everyones: Sequence[Facts]) -> Choice:
+    """The choice, unless some rank will have nothing but shared memory."""
+    if not choice.shm and any(facts["wishes"][_EXCHANGE] == "shm" for facts in everyones):
         raise ValueError(
             f"{_EXCHANGE}=shm, but {choice.reason}. No rank trains; remove what is in the way, "
             f"or leave {_EXCHANGE} out, to exchange through the process group then."
@@ -106,21 +112,37 @@ def choose(group: dist.ProcessGroup, device: torch.device, wait: Wait) -> Exchan
     """
     by_group = GroupExchange(group)
     exchange: Exchange = by_group
-    choice = Choice(False, _why_not(group, by_group.size, device))
-    if not choice.reason:
-        handshake = Handshake(by_group, wait)
-        wishes = {v: (os.environ.get(v) or "auto")[:_WISH_MAX] for v in _POSSIBLE}
-        everyones = handshake.tell(wishes)
-        choice = decide(everyones)
-        if choice.shm:
-            team = handshake.meet(everyones, choice.kernels, _timeout_s(group))
-            if team is None:
-                choice = Choice(False, "a rank could not map the memory of another", "", True)
-            else:
-                exchange = ShmExchange(team, by_group)
-    level = logging.WARNING if choice.is_worrying and by_group.rank == 0 else logging.INFO
-    logger.log(level, "rank %d exchanges by %s: %s", by_group.rank, exchange.way, choice.reason)
+    reason = _why_not(group, by_group.size, device)
+    if not reason:
+        team, reason = gather_team(by_group, wait, _timeout_s(group))
+        if team is not None:
+            exchange = ShmExchange(team, by_group)
+    logger.info("rank %d exchanges by %s: %s", by_group.rank, exchange.way, reason)
     return exchange
+
+
+def gather_team(by_group: GroupExchange, wait: Wait, timeout_s: float) -> tuple[Team | None, str]:
+    """The ranks of a group as a team that shares memory, or none; and why. For all ranks at once.
+
+    Args:
+        timeout_s: how long the team waits for a rank in a collective.
+    """
+    handshake = Handshake(by_group, wait)
+    everyones = handshake.tell({v: (os.environ.get(v) or "auto")[:_WISH_MAX] for v in _POSSIBLE})
+    choice = decide(everyones)
+    team = handshake.meet(everyones, choice.kernels, timeout_s) if choice.shm else None
+    if choice.shm and team is None:
+        why = "a rank could not map the memory of another"
+        choice = _grant(Choice(False, why, is_worrying=True), everyones)
+    if choice.is_worrying and by_group.rank == 0:
+        logger.warning(
+            "The %d ranks share no memory, but could have: %s. They exchange by %s: slower, but "
+            "right. Free memory or descriptors, or raise the limits of the container.",
+            by_group.size,
+            choice.reason,
+            by_group.way,
+        )
+    return team, choice.reason
 
 
 def _why_not(group: dist.ProcessGroup, size: int, device: torch.device) -> str:

@@ -47,11 +47,11 @@ class Region:
     def map_all(self) -> None:
         """Called when all ranks have told where their parts are."""
         team = self._team
-        where = [page.region(self._number) for page in team.pages]
-        if self._memory is None or any(size_bytes == UNUSABLE for size_bytes, _ in where):
-            return
         try:
             points.reach("map", number=self._number)
+            where = [page.region(self._number) for page in team.pages]
+            if self._memory is None or any(size_bytes == UNUSABLE for size_bytes, _ in where):
+                return
             self._parts = [
                 _bytes(
                     self._memory.map
