@@ -45,7 +45,7 @@ class Upkeep(TorchDDP):
     _delayed: DelayedParameters | None
     _mixed: MixedPrecision | None
 
-    def _make_reducer(self, static_graph: bool) -> None:
+    def _make_reducer(self, static_graph: bool, alone: bool = False) -> None:
         """Make everything that belongs to this process and its group."""
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class Upkeep(TorchDDP):
         self.process_group = copying.find_group(ranks) if group is None else group
         self._comm_hooks = []
         self._delayed = self._mixed = None
-        self._make_reducer(self.static_graph)
+        self._make_reducer(self.static_graph, alone=True)
         for hook, hook_state in hooks:
             self.register_comm_hook(hook_state, hook)
 

@@ -12,6 +12,7 @@ watched), then the user's backward, in which the reducer works, then the user's 
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from closeranks.ddp.torch_names import TorchNamedReducer
 from closeranks.ddp.upkeep import Upkeep
 from closeranks.exchange.attendance import Attendance
 from closeranks.exchange.choose import choose
+from closeranks.exchange.late import LateExchange
 from closeranks.reducer.options import ReducerOptions
 from closeranks.reducer.waiting import Waiter
 
@@ -179,12 +181,13 @@ class DistributedDataParallel(Upkeep):
 
         return wants_sync
 
-    def _make_reducer(self, static_graph: bool) -> None:
-        """Everything that belongs to this process: exchange, waiter, reducer, logger."""
+    def _make_reducer(self, static_graph: bool, alone: bool = False) -> None:
+        """Everything of this process; alone: the other ranks may not be here now."""
         self._assign_modules_buffers()
         attendance = Attendance(self.process_group)
         self._waiter = Waiter(attendance, self.warn_after_s)
-        self._exchange = choose(self.process_group, self.device, self._waiter.wait)
+        make = functools.partial(choose, self.process_group, self.device, self._waiter.wait)
+        self._exchange = LateExchange(self.process_group, make) if alone else make()
         self._waiter.at_end = self._exchange.close
         candidates = parameters.candidates(self.module, self.parameters_to_ignore)
         synced_norm = any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import time
 import weakref
 from dataclasses import dataclass
@@ -142,11 +143,13 @@ def _store_of(group: dist.ProcessGroup) -> Store | None:
 
 def _say_goodbye_at_exit(attendance: Attendance) -> None:
     if not _present:
-        atexit.register(_say_goodbye)
+        atexit.register(_say_goodbye, os.getpid())
     _present.add(attendance)
 
 
-def _say_goodbye() -> None:
+def _say_goodbye(pid: int) -> None:
+    if os.getpid() != pid:
+        return  # A process that was forked from the rank ends, and the rank goes on.
     for attendance in list(_present):
         attendance.leave()
 

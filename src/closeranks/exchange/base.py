@@ -24,8 +24,14 @@ class Exchange(Protocol):
 
     rank: int
     size: int
-    scales_for_free: bool  # all_reduce multiplies by `scale` without a pass of its own
-    way: str  # which way is used, in a few words, for `ddp.exchange` and the log
+
+    @property
+    def scales_for_free(self) -> bool:
+        """Whether all_reduce multiplies by `scale` without a pass of its own."""
+
+    @property
+    def way(self) -> str:
+        """Which way is used, in a few words, for `ddp.exchange` and the log."""
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A flat zeroed tensor that this exchange reduces as fast as it can."""

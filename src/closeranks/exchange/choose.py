@@ -21,10 +21,14 @@ from closeranks.exchange.shm import ShmExchange
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Exchange
+    from closeranks.segment.team import Team
 
 logger = logging.getLogger("closeranks")
 
-_WISHES = ("auto", "shm", "group")
+# What the environment may ask for, by variable.
+_EXCHANGE, _KERNELS = "CLOSERANKS_EXCHANGE", "CLOSERANKS_KERNELS"
+_POSSIBLE = {_EXCHANGE: ("auto", "shm", "group"), _KERNELS: ("auto", "c", "python")}
+_WISH_MAX = 40  # characters of a wish that are passed on
 
 
 @dataclass(frozen=True)
@@ -34,35 +38,69 @@ class Choice:
     shm: bool
     reason: str
     kernels: str = ""
+    is_worrying: bool = False  # memory would have been shared, had nothing gone wrong
 
 
 def decide(everyones: Sequence[Facts]) -> Choice:
     """From the facts of all ranks (handshake.py)."""
-    wishes = {facts["wish"] for facts in everyones}
-    if not wishes <= set(_WISHES):
-        wrong = min(wishes - set(_WISHES))
+    _check_wishes(everyones)
+    exchanges = {facts["wishes"][_EXCHANGE] for facts in everyones}
+    if "group" in exchanges:
+        return Choice(False, f"{_EXCHANGE}=group")
+    choice = _look(everyones)
+    return _grant(choice, everyones)
+
+
+def _grant(choice: Choice, everyones: Sequence[Facts]) -> Choice:
+    """The choice, unless some rank will have nothing but shared memory."""
+    if not choice.shm and any(facts["wishes"][_EXCHANGE] == "shm" for facts in everyones):
         raise ValueError(
-            f"CLOSERANKS_EXCHANGE={wrong!r}: wanted auto, shm or group. No rank trains; correct it."
+            f"{_EXCHANGE}=shm, but {choice.reason}. No rank trains; remove what is in the way, "
+            f"or leave {_EXCHANGE} out, to exchange through the process group then."
         )
-    if "group" in wishes:
-        return Choice(False, "CLOSERANKS_EXCHANGE=group")
-    unable = [(rank, facts["unable"]) for rank, facts in enumerate(everyones) if facts["unable"]]
+    return choice
+
+
+def _look(everyones: Sequence[Facts]) -> Choice:
+    """What would be right if nobody had a wish about the way."""
     if len({facts["host"] for facts in everyones}) > 1:
-        problem = "the ranks are on several hosts"
-    elif unable:
-        problem = f"rank {unable[0][0]} cannot share memory: {unable[0][1]}"
-    else:
-        known = everyones[0]["kernels"]
-        common = [k for k in known if all(k in facts["kernels"] for facts in everyones)]
-        if common:
-            return Choice(True, "all ranks share this host and its memory", common[0])
-        problem = "there are no kernels that all ranks can use; on this machine only C kernels can"
-    if "shm" in wishes:
+        return Choice(False, "the ranks are on several hosts or in several containers")
+    for rank, facts in enumerate(everyones):
+        if facts["unable"]:
+            why = f"rank {rank} cannot share memory: {facts['unable']}"
+            return Choice(False, why, is_worrying=facts["failed"])
+    wanted = {facts["wishes"][_KERNELS] for facts in everyones} - {"auto"}
+    for kind in ("c", "python"):
+        without = [rank for rank, facts in enumerate(everyones) if kind not in facts["kernels"]]
+        if not without and wanted <= {kind}:
+            return Choice(True, "all ranks share this host and its memory", kind)
+        if without and wanted == {kind}:
+            raise ValueError(f"{_KERNELS}={kind}, but rank {without[0]} {_WITHOUT[kind]}")
+    if wanted == {"c", "python"}:
         raise ValueError(
-            f"CLOSERANKS_EXCHANGE=shm, but {problem}. No rank trains; remove what is in the way, "
-            "or leave CLOSERANKS_EXCHANGE out, to exchange through the process group then."
+            f"{_KERNELS} is c on some ranks and python on others. No rank trains; wish the same "
+            "on all, or on none."
         )
-    return Choice(False, problem)
+    return Choice(False, "not all ranks have the C kernels, and this machine is not x86")
+
+
+_WITHOUT = {
+    "c": "has no C kernels. No rank trains; install closeranks with a C compiler at hand, or leave "
+    "the variable out, to sum in Python then.",
+    "python": "is not on x86, where alone the kernels in Python keep the order of what they write. "
+    "No rank trains; leave the variable out.",
+}
+
+
+def _check_wishes(everyones: Sequence[Facts]) -> None:
+    for variable, possible in _POSSIBLE.items():
+        for rank, facts in enumerate(everyones):
+            wish = facts["wishes"][variable]
+            if wish not in possible:
+                raise ValueError(
+                    f"{variable}={wish!r} on rank {rank}: wanted {', '.join(possible)}. No rank "
+                    "trains; correct it."
+                )
 
 
 def choose(group: dist.ProcessGroup, device: torch.device, wait: Wait) -> Exchange:
@@ -76,18 +114,35 @@ def choose(group: dist.ProcessGroup, device: torch.device, wait: Wait) -> Exchan
     exchange: Exchange = by_group
     reason = _why_not(group, by_group.size, device)
     if not reason:
-        handshake = Handshake(by_group, wait)
-        everyones = handshake.tell(os.environ.get("CLOSERANKS_EXCHANGE") or "auto")
-        choice = decide(everyones)
-        reason = choice.reason
-        if choice.shm:
-            team = handshake.meet(everyones, choice.kernels, _timeout_s(group))
-            if team is None:
-                reason = "a rank could not map the memory of another"
-            else:
-                exchange = ShmExchange(team, by_group)
+        team, reason = gather_team(by_group, wait, _timeout_s(group))
+        if team is not None:
+            exchange = ShmExchange(team, by_group)
     logger.info("rank %d exchanges by %s: %s", by_group.rank, exchange.way, reason)
     return exchange
+
+
+def gather_team(by_group: GroupExchange, wait: Wait, timeout_s: float) -> tuple[Team | None, str]:
+    """The ranks of a group as a team that shares memory, or none; and why. For all ranks at once.
+
+    Args:
+        timeout_s: how long the team waits for a rank in a collective.
+    """
+    handshake = Handshake(by_group, wait)
+    everyones = handshake.tell({v: (os.environ.get(v) or "auto")[:_WISH_MAX] for v in _POSSIBLE})
+    choice = decide(everyones)
+    team = handshake.meet(everyones, choice.kernels, timeout_s) if choice.shm else None
+    if choice.shm and team is None:
+        why = "a rank could not map the memory of another"
+        choice = _grant(Choice(False, why, is_worrying=True), everyones)
+    if choice.is_worrying and by_group.rank == 0:
+        logger.warning(
+            "The %d ranks share no memory, but could have: %s. They exchange by %s: slower, but "
+            "right. Free memory or descriptors, or raise the limits of the container.",
+            by_group.size,
+            choice.reason,
+            by_group.way,
+        )
+    return team, choice.reason
 
 
 def _why_not(group: dist.ProcessGroup, size: int, device: torch.device) -> str:

@@ -10,7 +10,9 @@ the facts is decided in `choose`. Knows a group and a segment; must not know wha
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,10 +30,13 @@ if TYPE_CHECKING:
     from closeranks.exchange.base import Pending
     from closeranks.exchange.group import GroupExchange
 
+logger = logging.getLogger("closeranks")
+
 Facts = Mapping[str, Any]
 Wait = Callable[["Pending", Callable[[], str]], None]
 
-_FACTS_BYTES = 1024
+_FACTS_BYTES = 2048
+_TEXT_MAX = 100  # characters of one text, however many bytes they need
 _WHAT = "the meeting of ranks"
 
 
@@ -42,37 +47,40 @@ class Handshake:
         self._group = group
         self._wait = wait
         self._memory: memory.Memory | None = None
-        self._unable = memory.is_possible()
-        if not self._unable:
-            try:
-                points.reach("make page")
-                self._memory = memory.Memory(PAGE_SIZE_BYTES)
-            except OSError as error:
-                self._unable = f"{PAGE_SIZE_BYTES} bytes could not be made ({error})"
 
     # Phase 1
 
-    def tell(self, wish: str) -> list[Facts]:
+    def tell(self, wishes: Mapping[str, str]) -> list[Facts]:
         """The facts of all ranks, by rank."""
         rank, size = self._group.rank, self._group.size
-        own = json.dumps(self._facts(wish)).encode()
+        own = json.dumps({"wishes": wishes, **self._facts()}).encode()
         assert len(own) <= _FACTS_BYTES, "facts are short"
         everyones = torch.zeros(size, _FACTS_BYTES, dtype=torch.uint8)
         everyones[rank, : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         self._wait(self._group.all_reduce(everyones), lambda: _WHAT)
         return [json.loads(bytes(row.tolist()).rstrip(b"\0")) for row in everyones]
 
-    def _facts(self, wish: str) -> Facts:
-        facts: dict[str, Any] = {"wish": wish, "host": _host(), "unable": self._unable[:300]}
-        if self._memory is not None:
-            facts |= {
-                "pid": os.getpid(),
-                "started": start_time(os.getpid()),
-                "fd": self._memory.fd,
-                "nonce": Page(self._memory.map).sign(),
-                "kernels": kernels.kinds_possible(),
-            }
-        return facts
+    def _facts(self) -> Facts:
+        unable = memory.is_possible()
+        if unable:
+            return {"host": _host(), "unable": unable, "failed": False}
+        try:
+            points.reach("make page")
+            made = memory.Memory(PAGE_SIZE_BYTES)
+            started = start_time(os.getpid())
+        except OSError as error:
+            why = f"{PAGE_SIZE_BYTES} bytes could not be made ({error.strerror})"[:_TEXT_MAX]
+            return {"host": _host(), "unable": why, "failed": True}
+        self._memory = made
+        return {
+            "host": _host(),
+            "unable": "",
+            "pid": os.getpid(),
+            "started": started,
+            "fd": made.fd,
+            "nonce": Page(made.map).sign(),
+            "kernels": kernels.kinds_here(),
+        }
 
     # Phase 2
 
@@ -82,8 +90,9 @@ class Handshake:
         try:
             points.reach("meet")
             team = self._map_pages(everyones, kind, timeout_s)
-        except OSError:
+        except OSError as error:
             failed = 1
+            logger.info("rank %d could not map the memory of another: %s", self._group.rank, error)
         anywhere = torch.tensor([failed], dtype=torch.int32)
         self._wait(self._group.all_max(anywhere), lambda: _WHAT)
         if self._memory is not None:
@@ -107,9 +116,9 @@ class Handshake:
 
 
 def _host() -> str:
-    """Where pids mean the same as here."""
+    """Where pids mean the same as here; as long as it must be, and no longer."""
     try:
         processes = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         processes = 0
-    return f"{this_host()}/{processes}"
+    return hashlib.sha256(f"{this_host()}/{processes}".encode()).hexdigest()[:32]

@@ -1,6 +1,7 @@
 """One collective in shared memory, on its way through the phases that all of them have.
 
-    phase 0 -> 1   give: this rank's data can be read by all, and it says so (ARRIVED)
+    phase 0 -> 1   give: this rank's data can be read by all, and it says so (ARRIVED); first, where
+                   it has to wait for room, this waits for an older collective (`after`)
     phase 1 -> 2   everybody's can: do this rank's share, and say so (DONE)
     phase 2 -> 3   everybody has
 
@@ -22,6 +23,7 @@ class Operation:
     """What is asked for once; `wait` returns when its result is there."""
 
     result_phase = 3  # from which on this rank's result is there
+    after: Operation | None = None  # it must have reached phase 3 before this one can give
 
     def __init__(self, exchange: ShmExchange) -> None:
         self.exchange = exchange
@@ -32,6 +34,8 @@ class Operation:
         """Go on until a phase, as far as the others allow within slice_us; returns the phase."""
         kernels, word = self.exchange.team.kernels, wrapped(self.tick)
         if self.phase == 0 < until:
+            if not self.has_room(slice_us):
+                return 0
             self.give()
             points.reach("before arriving", tick=self.tick)
             kernels.publish(ARRIVED, word)
@@ -48,6 +52,15 @@ class Operation:
         if self.phase == 2 < until and kernels.await_all(DONE, word, slice_us) < 0:
             self.phase = 3
         return self.phase
+
+    def has_room(self, slice_us: int) -> bool:
+        """Whether this rank's data may be given now."""
+        before = self.after
+        if before is not None:
+            if before.phase < 2 or before.advance(3, slice_us) < 3:
+                return False
+            self.after = None
+        return True
 
     def give(self) -> None:
         """Make this rank's data readable for all."""

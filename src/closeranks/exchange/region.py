@@ -1,8 +1,10 @@
 """Memory of the same size on every rank of a host, each made by its rank and mapped by all.
 
-A rank makes its own part by itself and tells where it is; the others' are mapped at the first use,
-when all have arrived there and so have told. If one rank could not make its part, all see that, and
-none uses the region. Knows bytes and tensors; must not know what is reduced.
+    make     each rank makes its own part by itself and tells where it is
+    map      when all have told, each maps the others'
+    settle   when all have mapped: if one rank could not make or map, none uses the region
+
+Knows bytes and tensors; must not know what is reduced.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from closeranks.observe import points
 from closeranks.segment.memory import Memory, attach
-from closeranks.segment.page import NOT_MADE
+from closeranks.segment.page import UNUSABLE
 
 if TYPE_CHECKING:
     from closeranks.segment.team import Team
@@ -29,21 +31,13 @@ class Region:
     def __init__(self, team: Team, size_bytes: int) -> None:
         self._team = team
         self._memory: Memory | None = None
+        self._parts: list[Tensor] | None = None  # of all ranks, as bytes, once they are mapped
         try:
             points.reach("allocate", size_bytes=size_bytes)
             self._memory = Memory(size_bytes)
         except OSError as error:
-            logger.warning(
-                "rank %d: no %d bytes of memory to share on this host (%s). What would have been "
-                "exchanged there goes through the process group, on all ranks: slower, but right. "
-                "Free memory, or raise the limit of the container.",
-                team.rank,
-                size_bytes,
-                error,
-            )
+            self._warn(f"{size_bytes} bytes could not be made", error)
         self._number = team.announce(self._memory)
-        self.parts: list[Tensor] | None = None  # of all ranks, as bytes, once they are mapped
-        self.is_shared = True  # False once it is known that a rank could not make its part
 
     @property
     def own(self) -> Tensor | None:
@@ -51,27 +45,46 @@ class Region:
         return None if self._memory is None else _bytes(self._memory.map)
 
     def map_all(self) -> None:
-        """Called when all ranks have made theirs."""
+        """Called when all ranks have told where their parts are."""
         team = self._team
-        parts = []
-        for rank in range(team.size):
-            size_bytes, fd = team.pages[rank].region(self._number)
-            if size_bytes == NOT_MADE:
-                self.is_shared = False
-                self._memory = None
+        try:
+            points.reach("map", number=self._number)
+            where = [page.region(self._number) for page in team.pages]
+            if self._memory is None or any(size_bytes == UNUSABLE for size_bytes, _ in where):
                 return
-            if rank == team.rank:
-                assert self._memory is not None, "this rank has made its part"
-                parts.append(_bytes(self._memory.map))
-            else:
-                parts.append(_bytes(attach(team.peers[rank].pid, fd, size_bytes)))
-        self.parts = parts
+            self._parts = [
+                _bytes(
+                    self._memory.map
+                    if rank == team.rank
+                    else attach(team.peers[rank].pid, fd, size_bytes)
+                )
+                for rank, (size_bytes, fd) in enumerate(where)
+            ]
+        except OSError as error:
+            self._warn("the memory of another rank could not be mapped", error)
+            team.withdraw(self._number)
 
-    def close_door(self) -> None:
-        """All ranks have mapped this one's part."""
+    def settle(self) -> list[Tensor] | None:
+        """Called when all ranks have tried to map; the parts of all, or None on every rank."""
         if self._memory is not None:
             self._memory.close_door()
-            self._memory = None
+        if any(page.region(self._number)[0] == UNUSABLE for page in self._team.pages):
+            self._parts = None
+        return self._parts
+
+    def _warn(self, what: str, error: OSError) -> None:
+        """Once: the next regions will most likely fail for the same reason."""
+        if self._team.warned:
+            return
+        self._team.warned = True
+        logger.warning(
+            "rank %d: %s (%s). Gradients do not live in shared memory then, but are copied through "
+            "the little that was made at the start: slower, but right, on all ranks. Free memory "
+            "or descriptors, or raise the limits of the container.",
+            self._team.rank,
+            what,
+            error,
+        )
 
 
 def _bytes(memory: Any) -> Tensor:

@@ -9,28 +9,35 @@ All-reduce of a tensor that allocate() has made (it is *resident*: every rank ca
 Two waits, no copy. Anything else is *staged*: copied into a slot that all can read, and combined by
 every rank for itself once all have arrived; long tensors in pieces, through two slots in turn.
 
+The first all-reduce of a resident tensor is staged, and beside it the ranks map each other's
+memory. If one of them could not, all know at its end, and the tensor stays an ordinary one.
+
 Every collective is a tick (a long one several). All ranks count ticks alike, and work through them
-in order: what is asked for is announced at once, and done when the others are there, at the latest
-in wait(). Nothing runs in the background; a rank computes while it would have waited.
+in order: what is asked for is announced as soon as there is room, and done when the others are
+there, at the latest in wait(). No start of a collective waits for anybody. Nothing runs in the
+background; a rank computes while it would have waited.
 
 Tensors that are not on the CPU or not dense go through the process group.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from closeranks.errors import CloseranksError
 from closeranks.exchange.operation import Operation
 from closeranks.exchange.region import Region
+from closeranks.exchange.resident import FirstUse, Meeting, Push, Resident
 from closeranks.exchange.stage import Stage
 from closeranks.observe import points
-from closeranks.segment.page import ARRIVED, DONE, wrapped
+from closeranks.segment.page import ARRIVED, DONE
 from closeranks.segment.team import SLICE_US
 from closeranks.segment.twin import combine
 
@@ -52,15 +59,18 @@ class ShmExchange:
         self.group = group
         self._tick = 0  # of the newest collective
         self._queue: deque[Operation] = deque()  # this rank's share is not done yet
-        self._resident: dict[int, _Resident] = {}  # by address
+        self._unannounced: deque[Operation] = deque()  # the newest of them: there was no room yet
+        self._resident: dict[int, Resident] = {}  # by address
         self._stage = Stage(self)
+        self._is_copy = False  # in a process that was forked from the rank
+        _here.add(self)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu" or not numel:
             return self.group.allocate(numel, dtype, device)
-        resident = _Resident(Region(self.team, numel * dtype.itemsize), numel, dtype)
-        own = resident.region.own
-        if own is None:  # The others learn it at the first use; then all take the group.
+        region = Region(self.team, numel * dtype.itemsize)
+        resident, own = Resident(region, numel, dtype), region.own
+        if own is None:  # The others learn it at the first use.
             tensor = self.group.allocate(numel, dtype, device)
         else:
             tensor = own[: numel * dtype.itemsize].view(dtype)
@@ -73,9 +83,17 @@ class ShmExchange:
         if not self.takes(tensor):
             return self.group.all_reduce(tensor, scale)
         resident = self._resident.get(tensor.data_ptr())
-        if resident is not None and resident.is_this(tensor):
-            return self.start(_Push(self, resident, tensor, scale))
+        if resident is None or not resident.is_this(tensor):
+            return self._staged_sum(tensor, scale)
+        if resident.push is not None:
+            return self.start(Push(self, resident, scale))
+        if resident.is_settled:
+            return self._staged_sum(tensor, scale)
+        meeting = Meeting(self, resident)
+        self.start(meeting)
+        return FirstUse(meeting, self._staged_sum(tensor, scale))
 
+    def _staged_sum(self, tensor: Tensor, scale: float) -> Pending:
         def fold(sources: Sequence[Tensor], target: Tensor) -> None:
             self.team.kernels.fold(sources, [target], scale)
 
@@ -106,11 +124,18 @@ class ShmExchange:
         return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
     def close(self) -> None:
-        self.team.close()
+        if not self._is_copy:
+            self.team.close()
 
     # Ticks.
 
     def next_tick(self) -> int:
+        if self._is_copy:
+            raise CloseranksError(
+                f"process {os.getpid()} was forked from rank {self.rank} and tried to take part in "
+                "an exchange, in whose memory it would speak in the rank's name. Use the wrapped "
+                "module in the rank itself, and in other processes the module inside it."
+            )
         self._tick += 1
         return self._tick
 
@@ -120,12 +145,12 @@ class ShmExchange:
         if not queue and points.on_reach is None:
             operation.advance(3, 0)
             if operation.phase < 2:
-                queue.append(operation)
+                self._put(operation)
             return operation
-        operation.advance(1, 0)
-        queue.append(operation)
+        self._put(operation)
+        self._announce()
         while queue and queue[0].advance(2, 0) >= 2:
-            queue.popleft()
+            self._take()
         return operation
 
     def finish(self, operation: Operation, until: int) -> None:
@@ -133,65 +158,42 @@ class ShmExchange:
         queue = self._queue
         while operation.phase < 2:
             head = queue[0]
-            self._wait_for(head, 2, until if head is operation else 2)
-            queue.popleft()
+            if head.phase == 0 and head.after is not None:
+                self._wait_for(head, 1, 1, DONE, head.after.tick)
+            self._wait_for(head, 2, until if head is operation else 2, ARRIVED, head.tick)
+            self._take()
         if operation.phase < until:
-            self._wait_for(operation, 3, 3)
+            self._wait_for(operation, 3, 3, DONE, operation.tick)
 
-    def _wait_for(self, operation: Operation, phase: int, until: int) -> None:
-        which = ARRIVED if phase == 2 else DONE
-        self.team.until(lambda: operation.advance(until, SLICE_US) >= phase, which, operation.tick)
+    def _put(self, operation: Operation) -> None:
+        self._queue.append(operation)
+        if operation.phase == 0:
+            self._unannounced.append(operation)
 
+    def _take(self) -> None:
+        """The oldest collective is out of the queue; there may be room for another now."""
+        self._queue.popleft()
+        self._announce()
 
-class _Resident:
-    """A tensor that allocate() has made, and its twins on the other ranks."""
+    def _announce(self) -> None:
+        """In the order of ticks: who sees a word knows that all older data is there as well."""
+        waiting = self._unannounced
+        while waiting and waiting[0].advance(1, 0) >= 1:
+            waiting.popleft()
 
-    def __init__(self, region: Region, numel: int, dtype: torch.dtype) -> None:
-        self.region = region
-        self.numel = numel
-        self._dtype = dtype
-        self.push: Any = None  # of the kernels, once all parts are mapped
-
-    def is_this(self, tensor: Tensor) -> bool:
-        """Whether it is the whole tensor and not a view that begins at the same place."""
-        return tensor.numel() == self.numel and tensor.dtype == self._dtype
-
-    def map_all(self, kernels: Any) -> bool:
-        """Whether the tensors of all ranks can be reached; asked when all have arrived."""
-        region = self.region
-        if region.parts is None and region.is_shared:
-            region.map_all()
-            if region.parts is not None:
-                size_bytes = self.numel * self._dtype.itemsize
-                self.push = kernels.push([p[:size_bytes].view(self._dtype) for p in region.parts])
-        return region.is_shared
-
-
-class _Push(Operation):
-    """An all-reduce of a resident tensor."""
-
-    def __init__(
-        self, exchange: ShmExchange, resident: _Resident, tensor: Tensor, scale: float
+    def _wait_for(
+        self, operation: Operation, phase: int, until: int, which: int, tick: int
     ) -> None:
-        super().__init__(exchange)
-        self._resident = resident
-        self._tensor = tensor
-        self._scale = scale
+        """Bring an operation to a phase; it goes on until another if it can at once."""
+        self.team.until(lambda: operation.advance(until, SLICE_US) >= phase, which, tick)
 
-    def advance(self, until: int, slice_us: int) -> int:
-        push = self._resident.push
-        if push is None or points.on_reach is not None:
-            return super().advance(until, slice_us)
-        self.phase = push.advance(wrapped(self.tick), self.phase, until, self._scale, slice_us)
-        return self.phase
 
-    def work(self) -> None:
-        exchange = self.exchange
-        if self._resident.map_all(exchange.team.kernels):
-            self._resident.push.share(self._scale)
-        else:
-            exchange.group.all_reduce(self._tensor, self._scale).wait()
+_here: weakref.WeakSet[ShmExchange] = weakref.WeakSet()
 
-    def wait(self) -> None:
-        super().wait()
-        self._resident.region.close_door()
+
+def _mark_copies() -> None:
+    for exchange in _here:
+        exchange._is_copy = True
+
+
+os.register_at_fork(after_in_child=_mark_copies)

@@ -3,7 +3,7 @@
 A tensor is cut into pieces that fit a slot. Each rank copies its piece into its own slot, and when
 all have, every rank combines all pieces by itself. There are two slots, used in turn, so that the
 next piece is copied in while others still read the last one. A slot is written again only when all
-have done their share of what was in it.
+have done their share of what was in it; nobody waits for that before the result is asked for.
 """
 
 from __future__ import annotations
@@ -46,15 +46,12 @@ class Stage:
         for piece in pieces:
             number = self._count % SLOT_COUNT
             self._count += 1
-            before = self._newest[number]
-            if before is not None:
-                self._exchange.finish(before, 3)
             slots = [
                 slot[: piece.numel() * piece.element_size()].view(piece.dtype)
                 for slot in self._slots[number]
             ]
             staged = Staged(self._exchange, piece, slots, work, gives)
-            self._newest[number] = staged
+            staged.after, self._newest[number] = self._newest[number], staged
             self._exchange.start(staged)
         if flat.data_ptr() != tensor.data_ptr():
             staged.copy_back = (tensor, flat)
@@ -75,7 +72,7 @@ class Staged(Operation):
         gives: bool,
     ) -> None:
         super().__init__(exchange)
-        self._piece = piece
+        self._piece: Tensor | None = piece
         self._slots = slots
         self._work = work
         self._gives = gives
@@ -83,10 +80,15 @@ class Staged(Operation):
 
     def give(self) -> None:
         if self._gives:
-            self._slots[self.exchange.rank].copy_(self._piece)
+            self._slots[self.exchange.rank].copy_(self._own())
 
     def work(self) -> None:
-        self._work(self._slots, self._piece)
+        self._work(self._slots, self._own())
+        self._piece = None  # The slot remembers this operation, and is not to keep a tensor alive.
+
+    def _own(self) -> Tensor:
+        assert self._piece is not None, "a piece is worked on once"
+        return self._piece
 
     def wait(self) -> None:
         super().wait()

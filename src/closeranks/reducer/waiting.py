@@ -72,6 +72,11 @@ class Waiter:
     def _explain(self, error: RuntimeError, what: str) -> ExchangeFailed:
         if isinstance(error, PeerLost) and error.rank is not None:
             return self._explain_lost(error, error.rank, what)
+        if isinstance(error, RankAbsent):  # The exchange itself saw who is absent, and how.
+            return RankAbsent(
+                f"{what}: {error}. Training cannot go on in this process group. {_LOOK}. "
+                f"{_USE_JOIN}."
+            )
         report = self.attendance.ask(self.exchange_number)
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         ended = "Training cannot go on in this process group"

@@ -142,17 +142,17 @@ static inline uint16_t to_bf16(float value) { /* to nearest, ties to even */
     return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
 }
 
-/* Halves through integers: every compiler can make vectors of this, with or without F16C. */
+/* Halves through integers: every compiler can make vectors of this, with or without F16C. No float
+ * on the way is subnormal, so that a processor that was told to flush those flushes none here. */
 static inline float from_f16(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = (uint32_t)(half & 0x7fff) << 13;
-    uint32_t scale_bits = 0x77800000; /* 2^112 moves the exponent, subnormals included */
-    float magnitude, scale;
-    memcpy(&magnitude, &rest, 4);
-    memcpy(&scale, &scale_bits, 4);
-    magnitude *= scale;
-    uint32_t bits;
-    memcpy(&bits, &magnitude, 4);
-    bits = (half & 0x7c00) == 0x7c00 ? rest | 0x7f800000 : bits; /* infinities and NaNs */
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
+    uint32_t small_bits = 0x3f000000 + magnitude; /* 0.5 plus so many units of 2^-24 */
+    float small;
+    memcpy(&small, &small_bits, 4);
+    small -= 0.5f;
+    memcpy(&small_bits, &small, 4);
+    uint32_t bits = magnitude < 0x400 ? small_bits : (magnitude << 13) + 0x38000000;
+    bits = magnitude >= 0x7c00 ? magnitude << 13 | 0x7f800000 : bits; /* infinities and NaNs */
     bits |= sign;
     float value;
     memcpy(&value, &bits, 4);

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.machinery
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,23 +67,10 @@ def _load(path: Path) -> ctypes.CDLL | None:
     return loaded if loaded.cr_version() == _VERSION else None
 
 
-def wanted() -> str:
-    """CLOSERANKS_KERNELS: "c", "python", or "auto" for the faster one that there is."""
-    choice = os.environ.get("CLOSERANKS_KERNELS") or "auto"
-    if choice not in ("auto", "c", "python"):
-        raise ValueError(f"CLOSERANKS_KERNELS={choice!r}: wanted auto, c or python. Correct it.")
-    return choice
-
-
-def kinds_possible() -> tuple[str, ...]:
+def kinds_here() -> tuple[str, ...]:
     """Which kernels this process could use, best first."""
-    choice = wanted()
-    possible = []
-    if choice in ("auto", "c") and library() is not None:
-        possible.append("c")
-    if choice in ("auto", "python") and platform.machine() in _X86:
-        possible.append("python")
-    return tuple(possible)
+    compiled = ("c",) if library() is not None else ()
+    return (*compiled, "python") if platform.machine() in _X86 else compiled
 
 
 def make(kind: str, pages: Sequence[Page], rank: int, policy: WaitPolicy) -> TwinKernels:

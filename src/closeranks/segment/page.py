@@ -16,8 +16,15 @@ Knows bytes. Must not know tensors or what a tick stands for.
 
 from __future__ import annotations
 
-import mmap
 import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmap import mmap
+
+    from closeranks.segment.memory import Bytes
+
+    Buffer = Bytes | mmap
 
 ARRIVED, DONE, ASLEEP, CLOSED = 0, 64, 128, 192
 NONCE, NONCE_BYTES = 256, 16
@@ -27,7 +34,7 @@ _ENTRY_WORDS = 3
 _SLOTS = REGIONS + REGION_COUNT * _ENTRY_WORDS * 8
 SLOT_BYTES, SLOT_COUNT = 1 << 20, 2
 PAGE_SIZE_BYTES = _SLOTS + SLOT_COUNT * SLOT_BYTES
-NOT_MADE = -1  # the size of a region that its owner could not make
+UNUSABLE = -1  # the size of a region that its owner could not make, or whose twins it cannot map
 
 _WORD_MASK = 0xFFFFFFFF
 
@@ -35,19 +42,20 @@ _WORD_MASK = 0xFFFFFFFF
 class Page:
     """Words in shared memory; `memory` is a mapping of PAGE_SIZE_BYTES."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: Buffer) -> None:
         self.memory = memory
-        self.words = memoryview(memory).cast("I")
-        self._entries = memoryview(memory)[REGIONS:_SLOTS].cast("q")
+        self._bytes = memoryview(memory).cast("B")
+        self.words = self._bytes.cast("I")
+        self._entries = self._bytes[REGIONS:_SLOTS].cast("q")
 
     @property
     def nonce(self) -> bytes:
-        return bytes(self.memory[NONCE : NONCE + NONCE_BYTES])
+        return bytes(self._bytes[NONCE : NONCE + NONCE_BYTES])
 
     def sign(self) -> str:
         """Write a nonce, and return it for others to look for."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self.memory[NONCE : NONCE + NONCE_BYTES] = nonce
+        self._bytes[NONCE : NONCE + NONCE_BYTES] = nonce
         return nonce.hex()
 
     def announce_region(self, number: int, size_bytes: int, fd: int) -> None:
@@ -66,7 +74,7 @@ class Page:
     def slot(self, number: int) -> memoryview:
         """Place for data of SLOT_BYTES."""
         start = _SLOTS + number * SLOT_BYTES
-        return memoryview(self.memory)[start : start + SLOT_BYTES]
+        return self._bytes[start : start + SLOT_BYTES]
 
 
 def has_reached(word: int, tick: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from closeranks.errors import PeerLost, RankAbsent
-from closeranks.segment.page import CLOSED, NOT_MADE, Page, has_reached, wrapped
+from closeranks.segment.page import CLOSED, UNUSABLE, Page, has_reached, wrapped
 from closeranks.segment.peers import Peer, is_stopped
 
 if TYPE_CHECKING:
@@ -42,16 +42,21 @@ class Team:
         self.peers = peers
         self.kernels = kernels
         self.timeout_s = timeout_s
+        self.warned = False  # that memory cannot be shared
         self._regions = 0
 
     # Memory.
 
     def announce(self, memory: Memory | None) -> int:
-        """Tell the others where this rank's next region is; None: it could not be made."""
+        """Tell the others where this rank's next region is; None: there is none."""
         number, self._regions = self._regions, self._regions + 1
-        size_bytes, fd = (NOT_MADE, -1) if memory is None else (memory.size_bytes, memory.fd)
+        size_bytes, fd = (UNUSABLE, -1) if memory is None else (memory.size_bytes, memory.fd)
         self.pages[self.rank].announce_region(number, size_bytes, fd)
         return number
+
+    def withdraw(self, number: int) -> None:
+        """Tell the others that this rank cannot use a region."""
+        self.pages[self.rank].announce_region(number, UNUSABLE, -1)
 
     # Words.
 

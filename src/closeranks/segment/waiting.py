@@ -32,12 +32,12 @@ def choose(ranks: int, cores: int) -> WaitPolicy:
 def await_first(find_late: Callable[[], int], policy: WaitPolicy, slice_us: int) -> int:
     """Wait until find_late() finds nobody, for at most slice_us: -1, or who is late."""
     late = find_late()
-    look = 0
-    while late >= 0 and look < policy.polls:
-        late = find_late()
-        look += 1
     if late < 0 or slice_us <= 0:
         return late
+    for _ in range(policy.polls):
+        late = find_late()
+        if late < 0:
+            return late
     start = time.perf_counter()
     end, yield_end, sleep_s = start + slice_us / 1e6, start + policy.yield_us / 1e6, 20e-6
     while late >= 0:

@@ -1,0 +1,94 @@
+"""A tensor that lives in shared memory on every rank, so that its all-reduce copies nothing.
+
+Its first all-reduce is two collectives: a meeting, in which every rank maps the memory of all, and
+the sum itself, staged. When both have ended, all ranks know the same: whether everybody could. From
+then on it is pushed, or staged for ever. The decision depends on no clock, so that ranks agree.
+
+Knows regions and operations; must not know the queue in which they stand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from closeranks.exchange.operation import Operation
+from closeranks.observe import points
+from closeranks.segment.page import wrapped
+
+if TYPE_CHECKING:
+    from closeranks.exchange.base import Pending
+    from closeranks.exchange.region import Region
+    from closeranks.exchange.shm import ShmExchange
+
+
+class Resident:
+    """A tensor that allocate() has made, and its twins on the other ranks."""
+
+    def __init__(self, region: Region, numel: int, dtype: torch.dtype) -> None:
+        self.region = region
+        self.numel = numel
+        self.is_settled = False  # whether it is known if it can be pushed
+        self.push: Any = None  # of the kernels, if it can
+        self._dtype = dtype
+
+    def is_this(self, tensor: Tensor) -> bool:
+        """Whether it is the whole tensor and not a view that begins at the same place."""
+        return tensor.numel() == self.numel and tensor.dtype == self._dtype
+
+    def settle(self, kernels: Any) -> None:
+        """The meeting is over."""
+        self.is_settled = True
+        parts = self.region.settle()
+        if parts is not None:
+            size_bytes = self.numel * self._dtype.itemsize
+            self.push = kernels.push([p[:size_bytes].view(self._dtype) for p in parts])
+
+
+class Meeting(Operation):
+    """All ranks map the memory of all."""
+
+    def __init__(self, exchange: ShmExchange, resident: Resident) -> None:
+        super().__init__(exchange)
+        self.resident = resident
+
+    def work(self) -> None:
+        self.resident.region.map_all()
+
+    def wait(self) -> None:
+        super().wait()
+        if not self.resident.is_settled:
+            self.resident.settle(self.exchange.team.kernels)
+
+
+class FirstUse:
+    """The first all-reduce of a resident tensor."""
+
+    def __init__(self, meeting: Meeting, staged: Pending) -> None:
+        self._meeting = meeting
+        self._staged = staged
+
+    def wait(self) -> None:
+        self._meeting.wait()
+        self._staged.wait()
+
+
+class Push(Operation):
+    """An all-reduce of a resident tensor."""
+
+    def __init__(self, exchange: ShmExchange, resident: Resident, scale: float) -> None:
+        super().__init__(exchange)
+        self._resident = resident
+        self._scale = scale
+
+    def advance(self, until: int, slice_us: int) -> int:
+        push = self._resident.push
+        if points.on_reach is not None:
+            return super().advance(until, slice_us)
+        self.phase = push.advance(wrapped(self.tick), self.phase, until, self._scale, slice_us)
+        return self.phase
+
+    def work(self) -> None:
+        self._resident.push.share(self._scale)
