@@ -18,6 +18,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -30,11 +31,14 @@ WORLDS = (2, 3)
 class Batch:
     """The scenarios of one file, and for each world size what became of them so far."""
 
-    def __init__(self, *, group_timeout_s: float = 15.0, deadline_s: float = 100.0) -> None:
+    def __init__(
+        self, *, group_timeout_s: float = 15.0, deadline_s: float = 100.0, **options: Any
+    ) -> None:
         self._scenarios: dict[str, Scenario] = {}
         self._verdicts: dict[int, dict[str, str | None]] = {}
         self._group_timeout_s = group_timeout_s
         self._deadline_s = deadline_s
+        self._options = options  # of try_ranks
 
     def add(self, scenario: Scenario) -> Scenario:
         """Register a scenario under the name of its function; a decorator."""
@@ -67,6 +71,7 @@ class Batch:
                 str(progress),
                 group_timeout_s=self._group_timeout_s,
                 deadline_s=self._deadline_s,
+                **self._options,
             )
             for outcome in outcomes:
                 if outcome.failed:  # it died, or its failure could not be sent

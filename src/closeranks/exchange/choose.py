@@ -21,6 +21,7 @@ from closeranks.exchange.shm import ShmExchange
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Exchange
+    from closeranks.segment.team import Team
 
 logger = logging.getLogger("closeranks")
 
@@ -76,18 +77,26 @@ def choose(group: dist.ProcessGroup, device: torch.device, wait: Wait) -> Exchan
     exchange: Exchange = by_group
     reason = _why_not(group, by_group.size, device)
     if not reason:
-        handshake = Handshake(by_group, wait)
-        everyones = handshake.tell(os.environ.get("CLOSERANKS_EXCHANGE") or "auto")
-        choice = decide(everyones)
-        reason = choice.reason
-        if choice.shm:
-            team = handshake.meet(everyones, choice.kernels, _timeout_s(group))
-            if team is None:
-                reason = "a rank could not map the memory of another"
-            else:
-                exchange = ShmExchange(team, by_group)
+        team, reason = gather_team(by_group, wait, _timeout_s(group))
+        if team is not None:
+            exchange = ShmExchange(team, by_group)
     logger.info("rank %d exchanges by %s: %s", by_group.rank, exchange.way, reason)
     return exchange
+
+
+def gather_team(by_group: GroupExchange, wait: Wait, timeout_s: float) -> tuple[Team | None, str]:
+    """The ranks of a group as a team that shares memory, or none; and why. For all ranks at once.
+
+    Args:
+        timeout_s: how long the team waits for a rank in a collective.
+    """
+    handshake = Handshake(by_group, wait)
+    everyones = handshake.tell(os.environ.get("CLOSERANKS_EXCHANGE") or "auto")
+    choice = decide(everyones)
+    if not choice.shm:
+        return None, choice.reason
+    team = handshake.meet(everyones, choice.kernels, timeout_s)
+    return team, choice.reason if team else "a rank could not map the memory of another"
 
 
 def _why_not(group: dist.ProcessGroup, size: int, device: torch.device) -> str:
@@ -96,7 +105,8 @@ def _why_not(group: dist.ProcessGroup, size: int, device: torch.device) -> str:
         return "there is one rank"
     if device.type != "cpu":
         return f"the tensors are on {device.type}"
-    if type(group) is not dist.ProcessGroup:
+    # Door 2's group says of itself that it only moves bytes; others may do what users count on.
+    if type(group) is not dist.ProcessGroup and not getattr(group, "only_moves_bytes", False):
         return "the process group is the user's own"
     try:
         backend = group._get_backend(torch.device("cpu"))
