@@ -18,6 +18,7 @@ SIZES = (0, 1, 63, 64, 65, 4099)
 LONG = 1_000_003  # several pieces, the last one short
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+NOT_FOR_FLOATS, NOT_FOR_INTEGERS = ("BAND", "BOR", "BXOR"), ("AVG",)
 OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 BATCHES = {

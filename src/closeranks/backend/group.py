@@ -49,7 +49,8 @@ def create(options: Any) -> CloseranksGroup:
         by_group = GroupExchange(cast(dist.ProcessGroup, gloo))
         with _CPU:  # whatever the user has made the default
             team, reason = gather_team(by_group, _wait, options.timeout.total_seconds())
-        passage = Passage(team) if team else None
+        members = options.global_ranks_in_group or range(options.group_size)
+        passage = Passage(team, list(members)) if team else None
     group = CloseranksGroup(options, gloo, passage)
     name = options.group_id
     logger.info("rank %d of group %s exchanges by %s: %s", group.rank(), name, group.way, reason)

@@ -30,7 +30,7 @@ class Line:
         self._tasks: deque[Task] = deque()
         self._busy = False  # somebody has the turn
         self._closed = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
 
@@ -79,16 +79,22 @@ class Line:
 
     def _work_off(self, task: Task) -> None:
         """Do one task; the turn is ours."""
-        error: Exception | None = self._failure
-        if error is None:
-            error = self._attempt(task)
-        with self._changed:
-            if error is not None and self._failure is None:
-                self._failure = error
-            self._busy = False
-            if self._tasks:
-                self._wake()
-        task.end(error)
+        error: BaseException | None = self._failure
+        try:
+            if error is None:
+                error = self._attempt(task)
+        except BaseException as interruption:  # from the keyboard, say: it goes on its way
+            error = interruption
+            self._on_error()
+            raise
+        finally:
+            with self._changed:
+                if error is not None and self._failure is None:
+                    self._failure = error
+                self._busy = False
+                if self._tasks:
+                    self._wake()
+            task.end(error)
 
     def _attempt(self, task: Task) -> Exception | None:
         assert task.run is not None, "a task is done once"
@@ -100,8 +106,13 @@ class Line:
         return None
 
     def _refuse_if_over(self) -> None:
-        if self._failure is not None:
+        if isinstance(self._failure, ExchangeFailed):
             raise self._failure
+        if self._failure is not None:
+            raise ExchangeFailed(
+                f"an earlier collective of this process group failed ({self._failure!r}), so ranks "
+                "may have stopped at different places. The group cannot be used any more; restart."
+            ) from self._failure
         if self._closed:
             raise ExchangeFailed("the process group has been destroyed")
 

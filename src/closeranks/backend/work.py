@@ -27,21 +27,22 @@ class Task(dist.Work):
         self._line = line
         self._result = result
         self._over = threading.Event()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._future: Any = None
+        self._trigger: Any = None  # its value makes the future's
         self._lock = threading.Lock()
 
     # For the line.
 
-    def end(self, error: Exception | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """It is over; called once."""
         with self._lock:
             self.run = None
             self._error = error
-            future = self._future
+            trigger = self._trigger
             self._over.set()
-        if future is not None:
-            self._settle(future)
+        if trigger is not None:
+            trigger.set_result(None)
 
     # For the caller: torch's names.
 
@@ -51,7 +52,7 @@ class Task(dist.Work):
     def is_success(self) -> bool:
         return self._over.is_set() and self._error is None
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         return self._error
 
     def result(self) -> Any:
@@ -78,14 +79,18 @@ class Task(dist.Work):
         with self._lock:
             new = self._future is None
             if new:
-                self._future = torch.futures.Future()
-            settle = new and self._over.is_set()
-        if settle:
-            self._settle(self._future)
+                self._trigger = torch.futures.Future()
+                self._future = self._trigger.then(self._outcome)
+            late = new and self._over.is_set()
+        if late:
+            self._trigger.set_result(None)
         return self._future
 
-    def _settle(self, future: Any) -> None:
+    def _outcome(self, _: Any) -> Any:
+        """Runs as a callback: only so an exception becomes an error for C++ as well.
+
+        set_exception() would store it as a value, which only Python's wait() knows how to raise.
+        """
         if self._error is not None:
-            future.set_exception(self._error)
-        else:
-            future.set_result(self._result)
+            raise self._error
+        return self._result

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from closeranks.errors import ExchangeFailed
+from closeranks.errors import ExchangeFailed, PeerLost, RankAbsent
 from closeranks.exchange.purpose import Purpose, describe
 from closeranks.exchange.reduction import Fold
 from closeranks.observe import points
@@ -45,8 +45,10 @@ Step = Callable[[int, Sequence[Tensor]], object]
 class Passage:
     """The slots of a team, as one of its ranks uses them."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, members: Sequence[int]) -> None:
+        """`members` are the numbers of the team's ranks in the job, for messages."""
         self.team = team
+        self._members = members
         self._tick = 0
         slots = [[page.slot(number) for page in team.pages] for number in range(SLOT_COUNT)]
         self._heads = [[slot[:_HEAD_BYTES].cast("Q") for slot in row] for row in slots]
@@ -164,6 +166,14 @@ class Passage:
         self, what: Purpose, count: int, give: Step, work: Step, finish: Step | None = None
     ) -> None:
         """Take so many pieces through the phases."""
+        try:
+            self._take_through(what, count, give, work, finish)
+        except (PeerLost, RankAbsent) as error:
+            raise self._explained(error, describe(what.word)) from error
+
+    def _take_through(
+        self, what: Purpose, count: int, give: Step, work: Step, finish: Step | None
+    ) -> None:
         first = self._tick + 1
         self._tick += count
         rooms = self._rooms_of(what.dtype)
@@ -205,6 +215,16 @@ class Passage:
                     "to call the same collectives in the same order, with equal sizes and types. "
                     "The group cannot be used any more."
                 )
+
+    def _explained(self, error: PeerLost | RankAbsent, what: str) -> ExchangeFailed:
+        text, members = f"{what}: {error}", self._members
+        if list(members) != list(range(self.team.size)):
+            text += f" (these are numbers within a group; its ranks in the job are {members})"
+        text += ". This process group cannot be used any more"
+        if isinstance(error, PeerLost):
+            rank = None if error.rank is None else members[error.rank]
+            return PeerLost(f"{text}; look at the end of that rank's output, then restart.", rank)
+        return RankAbsent(f"{text}; look at what that rank does instead, then restart.")
 
     def _rooms_of(self, dtype: torch.dtype) -> list[list[Tensor]]:
         typed = self._typed.get(dtype)
