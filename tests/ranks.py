@@ -51,7 +51,7 @@ class Outcome:
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Run fn(rank, *args) on n ranks of one gloo group and return the n values, by rank.
+    """Run fn(rank, *args) on n ranks of one group and return the n values, by rank.
 
     Fails with every rank's traceback if one of them raised or died. Options as in try_ranks.
     """
@@ -71,6 +71,7 @@ def try_ranks(
     group_timeout_s: float = 30.0,
     init_group: bool = True,
     env: dict[str, str] | None = None,
+    backend: str = "gloo",
 ) -> list[Outcome]:
     """Run fn(rank, *args) on n ranks and return how each of them ended, by rank.
 
@@ -82,7 +83,8 @@ def try_ranks(
     try:
         for rank in range(n):
             ours, theirs = _SERVER.Pipe(duplex=False)
-            setup = _Setup(rank, n, str(folder), group_timeout_s, init_group, env or {})
+            how = backend if init_group else ""
+            setup = _Setup(rank, n, str(folder), group_timeout_s, how, env or {})
             process = _SERVER.Process(target=_rank_main, args=(setup, theirs, fn, args))
             process.start()
             theirs.close()
@@ -105,7 +107,7 @@ class _Setup:
     size: int
     folder: str
     group_timeout_s: float
-    init_group: bool
+    backend: str  # of the group; empty is no group
     env: dict[str, str]
 
 
@@ -160,9 +162,9 @@ def _rank_main(setup: _Setup, pipe: Any, fn: Callable[..., Any], args: tuple[Any
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        if setup.init_group:
+        if setup.backend:
             torch.distributed.init_process_group(
-                "gloo",
+                setup.backend,
                 init_method=f"file://{setup.folder}/store",
                 rank=setup.rank,
                 world_size=setup.size,

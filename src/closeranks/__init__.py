@@ -1,13 +1,16 @@
 """closeranks: DistributedDataParallel for PyTorch.
 
 The names below are the whole public surface. They are loaded on first use, so that starting the
-launcher imports no torch.
+launcher imports no torch. Importing this package also gives torch.distributed the backend
+"closeranks", now or when torch comes.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from closeranks.backend import registration
 
 if TYPE_CHECKING:
     from closeranks.ddp.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
@@ -67,3 +70,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+registration.arrange()

@@ -151,7 +151,8 @@ def _why_not(group: dist.ProcessGroup, size: int, device: torch.device) -> str:
         return "there is one rank"
     if device.type != "cpu":
         return f"the tensors are on {device.type}"
-    if type(group) is not dist.ProcessGroup:
+    # Door 2's group says of itself that it only moves bytes; others may do what users count on.
+    if type(group) is not dist.ProcessGroup and not getattr(group, "only_moves_bytes", False):
         return "the process group is the user's own"
     try:
         backend = group._get_backend(torch.device("cpu"))

@@ -1,0 +1,55 @@
+"""torch's own DistributedDataParallel over a "closeranks" group equals itself over gloo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.ranks import run_ranks
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Linear(64, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 300), nn.Linear(300, 3)
+    )
+
+
+def _train(rank: int, **options: Any) -> list[bytes]:
+    """The bits of all parameters after six steps, two of them accumulating."""
+    backend_group = options.pop("group", None)
+    net = DistributedDataParallel(_net(), process_group=backend_group, **options)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(6):
+        x = torch.randn(8, 64, generator=generator)
+        if step in (2, 3):
+            with net.no_sync():
+                net(x).square().mean().backward()
+            continue
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [value.detach().numpy().tobytes() for value in net.module.parameters()]
+
+
+def _compare(rank: int, options: dict[str, Any]) -> list[bytes]:
+    ours = _train(rank, **options)
+    theirs = _train(rank, group=dist.new_group(backend="gloo"), **options)
+    assert ours == theirs
+    return ours
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": 0.1, "gradient_as_bucket_view": True}, {"find_unused_parameters": True}],
+    ids=["default", "small-buckets", "unused"],
+)
+def test_torchs_class_ends_with_the_bits_of_gloo(options: dict[str, Any]) -> None:
+    first, second = run_ranks(2, _compare, options, backend="closeranks")
+    assert first == second
