@@ -84,7 +84,7 @@ def test_sigterm_is_passed_on_and_leaves_time(tmp_path: Path) -> None:
         done = running.end()
     assert done.code == 143
     assert done.lines_of(0) == done.lines_of(1) == ["up", "saved"]
-    assert done.report == ["SIGTERM: passed on to 2 workers, which have 20 s"]
+    assert done.report == ["SIGTERM: passed on to 2 workers; killed in 20 s if need be"]
 
 
 def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:

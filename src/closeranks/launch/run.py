@@ -59,6 +59,8 @@ def run(options: RunOptions) -> int:
             size=share.workers,
             show=options.show,
             grace_s=options.grace_s,
+            hang_report_s=options.hang_report_s,
+            hang_timeout_s=options.hang_timeout_s,
             listener_of=rendezvous.listener_of,
             message_of=message_maker(options, facts, rendezvous),
             prepare=rendezvous.open,

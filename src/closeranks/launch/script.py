@@ -65,7 +65,7 @@ def _run_target(
         return _ending_of_exit(error), None
     except BaseException as error:  # noqa: BLE001 - whatever ended the script is what is told
         return _ending_of_exception(error), error
-    return Ending(0), None
+    return Ending(0, time.monotonic()), None
 
 
 def _set_path(folder: str) -> None:
@@ -87,7 +87,7 @@ def _run_script(path: str) -> None:
 def _ending_of_exit(error: SystemExit) -> Ending:
     code = error.code
     if code is None:
-        return Ending(0)
+        return Ending(0, time.monotonic())
     shown = repr(code) if len(repr(code)) < 200 else "..."
     if not isinstance(code, int):
         sys.stderr.write(f"{code}\n")

@@ -24,6 +24,7 @@ from closeranks.launch.channel import Message
 from closeranks.launch.crew import Crew
 from closeranks.launch.ending import Ending
 from closeranks.launch.folder import JobFolder
+from closeranks.launch.hangs import HangWatch
 from closeranks.launch.loop import Loop
 from closeranks.launch.machine import memory
 from closeranks.launch.output import Prefix
@@ -31,7 +32,7 @@ from closeranks.launch.policy import Action, DeathPolicy
 from closeranks.launch.record import Worker
 from closeranks.launch.screen import Screen
 from closeranks.observe.failure import Failure, first_of
-from closeranks.observe.report import failure_report, outcome
+from closeranks.observe.report import failure_report, hang_report, outcome, ranks_named
 
 # How long to wait for other failures after one that may be the first, and after one that says
 # only that a peer has gone: then the first is still to come.
@@ -47,6 +48,8 @@ class Job:
     size: int  # of the world: the ranks of all machines
     show: frozenset[int] | None
     grace_s: float
+    hang_report_s: float
+    hang_timeout_s: float | None
     listener_of: Callable[[Worker], socket.socket | None]
     message_of: Callable[[Worker], Message]  # the job that a worker is handed
     prepare: Callable[[], None]  # called before all workers start, again or for the first time
@@ -79,6 +82,8 @@ class Supervisor:
     def run(self, crew: Crew) -> int:
         """Everything; returns the exit code."""
         self._crew = crew
+        job = self._job
+        self._hangs = HangWatch(crew.workers, job.hang_report_s, job.hang_timeout_s)
         self._start_all()
         while not self._is_over():
             signals = self._loop.wait(self._limit_s(), not self._screen.is_full)
@@ -100,6 +105,8 @@ class Supervisor:
     def on_message(self, worker: Worker, message: Message) -> None:
         if message["kind"] == "pid":
             self._folder.write_workers({w.rank: w.pid for w in self._crew.workers if w.pid})
+        elif message["kind"] == "here":
+            self._hangs.answered(worker, message)
         elif message["kind"] == "ended":
             worker.ended = message
             if message["code"]:
@@ -158,8 +165,7 @@ class Supervisor:
     def _end(self, ending: Ending) -> None:
         """Begin the end; a second reason changes nothing."""
         self._ending = ending
-        dead = {failure.rank for failure in self._failures}
-        self._stopped_count = len([w for w in self._crew.alive() if w.rank not in dead])
+        self._stopped_count = len([w for w in self._crew.alive() if w.ended is None])
         if ending.reason in ("failure", "interrupt", "hang"):
             self._muted.update(worker.rank for worker in self._crew.workers)
         self._send_due(ending.began_s)
@@ -186,7 +192,7 @@ class Supervisor:
             self._end(endings.of_interrupt(now_s))
         else:
             name, grace_s = signal.Signals(number).name, self._job.grace_s
-            self._screen.say(f"{name}: passed on to {workers}, which have {grace_s:g} s")
+            self._screen.say(f"{name}: passed on to {workers}; killed in {grace_s:g} s if need be")
             self._end(endings.of_request(number, grace_s, now_s))
 
     # Time.
@@ -196,6 +202,8 @@ class Supervisor:
             self._decide(now_s)
         if self._starter_is_lost and self._ending is None:
             self._end(endings.of_failure(now_s))
+        if self._ending is None and self._decide_at_s is None:
+            self._look_for_hangs(now_s)
         if self._ending is not None:
             self._send_due(now_s)
             if self._restarts_all and not self._crew.alive() and self._is_drained():
@@ -205,6 +213,22 @@ class Supervisor:
             worker.restarts += 1
             self._crew.close_streams(worker)
             self._crew.start([worker], self._job.message_of, self._job.listener_of)
+
+    def _look_for_hangs(self, now_s: float) -> None:
+        new, over = self._hangs.look(now_s)
+        if new is not None:
+            timeout_s = self._job.hang_timeout_s
+            consequence = "The job goes on until the group's timeout; --hang-timeout S ends it."
+            if timeout_s is not None:
+                consequence = f"The job is ended when it hangs for {timeout_s:g} s."
+            found = self._hangs.with_stacks(new)
+            self._screen.say(hang_report(found, now_s, str(Path.cwd()), consequence))
+        elif over is not None:
+            ranks = [seen.rank for seen in over.absent or over.stuck]
+            self._screen.say(f"{ranks_named(ranks)} came; the job goes on")
+        if self._hangs.is_timed_out(now_s):
+            self._screen.say(f"ended, because it hung for {self._job.hang_timeout_s:g} s")
+            self._end(endings.of_hang(now_s))
 
     def _limit_s(self) -> float:
         times = [self._decide_at_s, self._ending.next_s() if self._ending is not None else None]
@@ -220,6 +244,7 @@ class Supervisor:
         self._restarts_all, self._ending, self._culprit = False, None, None
         self._failures.clear()
         self._muted.clear()
+        self._hangs.forget()
         for worker in self._crew.workers:
             self._crew.close_streams(worker)
             worker.restarts = self._restarts
@@ -245,7 +270,7 @@ class Supervisor:
         if self._ending is not None and self._ending.code is not None:
             return self._ending.code
         if self._culprit is not None:
-            self._report_failure(outcome(len(self._failures) - 1, self._stopped_count))
+            self._report_failure(self._outcome(self._culprit))
             return self._culprit.code
         if self._starter_is_lost:
             self._screen.say(
@@ -253,6 +278,14 @@ class Supervisor:
             )
             return 1
         return 0
+
+    def _outcome(self, culprit: Failure) -> str:
+        text = outcome(len(self._failures) - 1, self._stopped_count)
+        told = {w.rank: w.ended for w in self._crew.workers if w.ended is not None}
+        gone = [r for r, end in told.items() if not end["code"] and end["at_s"] < culprit.at_s]
+        if culprit.is_consequence and gone:
+            text += f" Before it, {ranks_named(gone)} had ended with exit code 0: out of data?"
+        return text
 
     def _report_failure(self, outcome: str) -> None:
         assert self._culprit is not None, "somebody failed"

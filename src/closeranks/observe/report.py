@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 from closeranks.observe.failure import Failure
 from closeranks.observe.frames import Frame, worth_showing
+from closeranks.observe.hang import Hang, Seen, where
 
 _WHAT_LINES_MAX = 4
 _FRAMES_MAX = 5
 _CAUSES_MAX = 2
 _CHARACTERS_MAX = 200
+_ABSENT_MAX = 3
+_PLACES_MAX = 4
 
 
 def failure_report(failure: Failure, outcome: str, logs: str, here: str) -> str:
@@ -43,6 +46,46 @@ def outcome(failed_after: int, stopped: int) -> str:
         noun = "" if parts else f" other rank{_s(stopped)}"
         parts.append(f"{stopped}{noun} {'was' if stopped == 1 else 'were'} stopped")
     return (", ".join(parts) or "No other rank was running") + "."
+
+
+def hang_report(hang: Hang, now_s: float, here: str, consequence: str) -> str:
+    """Who did not come, what it does instead, and what the others wait in."""
+    waited = f"{now_s - hang.since_s:.0f} s"
+    waiting = f"{ranks_named([seen.rank for seen in hang.stuck])} "
+    waiting += f"{'waits' if len(hang.stuck) == 1 else 'wait'} since {waited}"
+    if hang.absent:
+        absent = ranks_named([seen.rank for seen in hang.absent])
+        lines = [f"{absent} did not come: {waiting}"]
+    else:
+        lines = [f"no rank is missing, but {waiting}: they do not wait for the same"]
+    for seen in hang.absent[:_ABSENT_MAX]:
+        lines += _absent_lines(seen, now_s, here)
+    places: dict[str, list[int]] = {}
+    for seen in hang.stuck:
+        places.setdefault(where(seen), []).append(seen.rank)
+    for place, ranks in list(places.items())[:_PLACES_MAX]:
+        lines.append(f"  {ranks_named(ranks)} in {_cut(place)}")
+        seen = next(each for each in hang.stuck if each.rank == ranks[0])
+        lines += [f"  {line}" for line in stack_lines(seen.frames, here, 1)]
+    return "\n".join([*lines, consequence])
+
+
+def _absent_lines(seen: Seen, now_s: float, here: str) -> list[str]:
+    name = f"rank {seen.rank} (pid {seen.pid})"
+    if seen.has_ended:
+        return [f"  rank {seen.rank} has ended, with exit code 0"]
+    state = "is at" if seen.frames else "is somewhere that it does not tell"
+    if seen.is_stopped:
+        state = f"is stopped (`kill -CONT {seen.pid}` wakes it), at"
+    elif seen.is_silent:
+        state = "does not answer (something holds Python's lock), at"
+    elif seen.wait is not None or seen.call is not None:
+        state = f"waits elsewhere, in {_cut(where(seen))}, at"
+    lines = [f"  {name} {state}"]
+    lines += [f"  {line}" for line in stack_lines(seen.frames, here, _FRAMES_MAX)]
+    if seen.span is not None:
+        lines.append(f"    its last span: {seen.span[0]!r}, since {now_s - seen.span[1]:.0f} s")
+    return lines
 
 
 def stack_lines(frames: Sequence[Frame], here: str, count_max: int) -> list[str]:

@@ -82,7 +82,7 @@ def _collective(frame: FrameType | None) -> str | None:
 
 
 def _described(name: str, values: dict[str, Any], c10d: Any) -> str:
-    """ "all_reduce of 1000 x float32, group of 4 ranks"."""
+    """ "all_reduce of 1000 x float32, the default group (4 ranks)"."""
     text = name
     for key in ("tensor", "object", "input", "output", "tensor_list", "input_tensor"):
         value: Any = values.get(key)
@@ -91,23 +91,29 @@ def _described(name: str, values: dict[str, Any], c10d: Any) -> str:
         if hasattr(value, "numel") and hasattr(value, "dtype"):
             text += f" of {value.numel()} x {str(value.dtype).removeprefix('torch.')}"
             break
-    group = values.get("group")
+    label = _label(values.get("group"), c10d)
+    return f"{text}, {label}" if label else text
+
+
+def _label(group: Any, c10d: Any) -> str:
+    """ "the default group (4 ranks)"; the same words on every rank of the group."""
     try:
         size = c10d.get_world_size(group)
-        label = (
-            "the default group" if group is None else f"group {c10d._get_process_group_name(group)}"
-        )
-        return f"{text}, {label} of {size} ranks"
+        if group is None or group is c10d._get_default_group():
+            return f"the default group ({size} ranks)"
+        return f"group {c10d._get_process_group_name(group)} ({size} ranks)"
     except (RuntimeError, ValueError, KeyError, AttributeError):
-        return text
+        return ""
 
 
 def _sequence_numbers() -> dict[str, int]:
-    world = getattr(sys.modules.get(_C10D), "_world", None)
+    c10d = sys.modules.get(_C10D)
+    world = getattr(c10d, "_world", None)
     found: dict[str, int] = {}
-    for group, name in list(getattr(world, "pg_names", {}).items()):
+    for group in list(getattr(world, "pg_names", {})):
+        label = _label(group, c10d)
         try:
-            found[str(name)] = int(group._get_sequence_number_for_group())
+            found[label] = int(group._get_sequence_number_for_group())
         except (RuntimeError, AttributeError):
             continue
     return found
