@@ -11,6 +11,7 @@ GROUND = frozenset({"errors", "observe", "world"})
 # From the top down: a layer knows the next one, and only the wrapper that the
 # user holds may reach for everything below it.
 LAW: dict[str, frozenset[str]] = {
+    "__main__": frozenset({"cli"}),
     "cli": frozenset({"launch", "observe"}),
     "launch": frozenset({"segment"}),
     "lanes": frozenset({"checkpoint", "exchange", "reducer", "segment"}),
@@ -26,7 +27,7 @@ LAW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
 }
 
-TORCH_FREE = frozenset({"", "cli", "errors", "launch", "observe"})
+TORCH_FREE = frozenset({"", "__main__", "cli", "errors", "launch", "observe"})
 RESERVED = "(reserved)"
 
 

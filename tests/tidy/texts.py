@@ -29,7 +29,11 @@ def repository_texts() -> dict[str, str]:
     files = [file for file in ROOT.iterdir() if file.is_file()]
     for folder in _FOLDERS:
         files += [file for file in (ROOT / folder).rglob("*") if file.is_file()]
-    kept = [f for f in files if f.suffix in _TEXTS or (f.suffix == "" and f.name != ".coverage")]
+    kept = [
+        f
+        for f in files
+        if f.suffix in _TEXTS or (f.suffix == "" and f.name not in (".coverage", ".git"))
+    ]
     kept = [f for f in kept if not any(p.endswith(("__pycache__", ".egg-info")) for p in f.parts)]
     return {file.relative_to(ROOT).as_posix(): file.read_text("utf-8") for file in sorted(kept)}
 

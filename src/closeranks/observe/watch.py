@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from closeranks.observe import whereabouts
+
 
 class Watch:
     """Calls alarm(what, waited_s) once for each wait that lasts longer than limit_s.
@@ -36,6 +38,12 @@ class Watch:
         self._waiting: tuple[Callable[[], str], float] | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        whereabouts.ask(self)
+
+    def current(self) -> tuple[str, float] | None:
+        """What is being waited for and since when, or None. Any thread may ask."""
+        wait = self._waiting
+        return None if wait is None else (wait[0](), wait[1])
 
     def enter(self, what: Callable[[], str]) -> None:
         """A wait begins; what() describes it if it comes to an alarm."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from closeranks.observe import whereabouts
 from closeranks.observe.spans import Spans, clock_ns
 
 
@@ -24,9 +25,11 @@ class Stats:
 
     def forward_began(self) -> None:
         self.forward_start_ns = clock_ns()
+        whereabouts.enter("forward")
 
     def backward_began(self) -> None:
         self.backward_start_ns = clock_ns()
+        whereabouts.enter("backward")
         self.exchange_start_ns = self.exchange_end_ns = 0
         self.buckets_reduced = 0
 
@@ -40,6 +43,7 @@ class Stats:
         """The gradients were all there at compute_end_ns; now they are exchanged as well."""
         self.iterations += 1
         self.backward_end_ns = compute_end_ns
+        whereabouts.enter("after backward")
         self.spans.add("backward", self.backward_start_ns, compute_end_ns)
         for name, value in self.times_ns().items():
             self.sums_ns[name] = self.sums_ns.get(name, 0) + value

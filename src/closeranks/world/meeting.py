@@ -21,6 +21,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistNetworkError
+from torch.distributed.constants import default_pg_timeout
 
 from closeranks.errors import ExchangeFailed, PeerLost, RankAbsent
 from closeranks.world.environment import Launch, is_loopback
@@ -63,6 +64,14 @@ def open_store(launch: Launch, limit: timedelta) -> tuple[Store, str, int]:
     _knock(launch, launch.port, limit.total_seconds())
     client = TCPStore(launch.address, launch.port, is_master=False, timeout=limit)
     return client, launch.address, launch.port
+
+
+def serve_for_job(address: str, listener_fd: int) -> None:
+    """Serve the job's store, until this process ends, on a socket that its launcher listens at."""
+    listener = socket.socket(fileno=listener_fd)
+    port: int = listener.getsockname()[1]
+    server, _, _ = _serve_on(listener, address, default_pg_timeout)
+    _served[address, port] = server
 
 
 def meet(store: Store, rank: int, size: int, limit: timedelta) -> list[str]:

@@ -1,0 +1,179 @@
+"""`closeranks run`: from options to a watched job, and its exit code.
+
+Looks at the machine, makes the folder, and puts the parts together; every decision is elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from closeranks.launch import kernel, machine
+from closeranks.launch.channel import Message
+from closeranks.launch.crew import Crew
+from closeranks.launch.environment import LAUNCHER, RUN_DIR, JobFacts, Place, for_worker
+from closeranks.launch.folder import make_folder
+from closeranks.launch.guard import Guard
+from closeranks.launch.loop import Loop
+from closeranks.launch.options import RunOptions
+from closeranks.launch.policy import OrdinaryPolicy
+from closeranks.launch.record import Worker
+from closeranks.launch.screen import Screen
+from closeranks.launch.share import Share, share_out
+from closeranks.launch.starter import ExecStarter, ForkStarter, Starter
+from closeranks.launch.supervisor import Job, Supervisor
+
+LOOPBACK_ADDRESS = "127.0.0.1"
+_OF_SERVER = ("OMP_NUM_THREADS", LAUNCHER, RUN_DIR)
+_WRAPS = (b"closeranks", b"DistributedDataParallel")
+
+
+def run(options: RunOptions) -> int:
+    """Run the job to its end. ValueError, with nothing started, if something cannot be."""
+    check_target(options)
+    gpus = machine.gpus()
+    share = share_out(options.workers, machine.cores(), gpus)
+    folder = make_folder(options.log_dir, options.name, options.stem)
+    kernel.adopt_orphans()
+    guard = Guard()  # first: it is a fork, and must not inherit threads or workers
+    loop, screen = Loop(), Screen()
+    crew: Crew | None = None
+    try:
+        for warning in (share.warning, folder.warning):
+            if warning:
+                screen.say(f"warning: {warning}")
+        rendezvous = Rendezvous()
+        facts = JobFacts(
+            launcher=os.getpid(),
+            folder=str(folder.path),
+            run_id=options.run_id,
+            restarts_max=options.restarts_max,
+            threads=share.threads,
+            loopback=loopback_interface(),
+        )
+        job = Job(
+            size=share.workers,
+            show=options.show,
+            grace_s=options.grace_s,
+            hang_report_s=options.hang_report_s,
+            hang_timeout_s=options.hang_timeout_s,
+            listener_of=rendezvous.listener_of,
+            message_of=message_maker(options, facts, rendezvous),
+            prepare=rendezvous.open,
+        )
+        forks = not gpus if options.fork is None else options.fork
+        starter = make_starter(forks, options, facts)
+        supervisor = Supervisor(job, folder, screen, loop, OrdinaryPolicy(options.restarts_max))
+        crew = Crew(make_workers(share), starter, guard, loop, supervisor)
+        return supervisor.run(crew)
+    finally:
+        if crew is not None:
+            crew.close()
+        guard.close()
+        screen.close(limit_s=1.0)
+        folder.close()
+        loop.close()
+
+
+class Rendezvous:
+    """Where the ranks of this host meet: a socket on the loopback interface, opened for rank 0.
+
+    It listens before any rank runs, so no port is guessed, none is taken by somebody else in the
+    meantime, and nothing listens to the network.
+    """
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self.port = 0
+
+    def open(self) -> None:
+        self._socket = socket.create_server((LOOPBACK_ADDRESS, 0), backlog=socket.SOMAXCONN)
+        self.port = self._socket.getsockname()[1]
+
+    def listener_of(self, worker: Worker) -> socket.socket | None:
+        """It goes to rank 0, once."""
+        if worker.rank != 0:
+            return None
+        listening, self._socket = self._socket, None
+        return listening
+
+
+def check_target(options: RunOptions) -> None:
+    """ValueError if there is nothing to run."""
+    if not options.is_module:
+        path = Path(options.target)
+        if not path.is_file():
+            what = "is a folder, not a script" if path.is_dir() else "is not there"
+            raise ValueError(f"{options.target} {what}. Nothing was started")
+        if not os.access(path, os.R_OK):
+            raise ValueError(f"{options.target} cannot be read. Nothing was started")
+        return
+    top = options.target.split(".")[0]
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(top)
+    except ValueError:
+        found = None
+    if found is None:
+        raise ValueError(f"-m {options.target}: there is no module {top}. Nothing was started")
+
+
+def loopback_interface() -> str:
+    """Its name, for gloo, which would otherwise look up the host's name and use the network."""
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    return names[0] if names else ""
+
+
+def make_workers(share: Share) -> list[Worker]:
+    return [
+        Worker(
+            Place(rank, share.workers, rank, share.workers, 0, 1, LOOPBACK_ADDRESS, 0),
+            share.cpus[rank],
+        )
+        for rank in range(share.workers)
+    ]
+
+
+def message_maker(
+    options: RunOptions, facts: JobFacts, rendezvous: Rendezvous
+) -> Callable[[Worker], Message]:
+    """What a worker is told: who it is, and what to run."""
+
+    def message_of(worker: Worker) -> Message:
+        place = Place(**(vars(worker.place) | {"port": rendezvous.port}))
+        command = " ".join([options.target, *options.arguments])
+        return {
+            "rank": place.rank,
+            "launcher": facts.launcher,
+            "env": for_worker(place, facts, worker.restarts, os.environ),
+            "cpus": worker.cpus,
+            "title": f"rank {place.rank}: {command}",
+            "target": options.target,
+            "is_module": options.is_module,
+            "arguments": options.arguments,
+        }
+
+    return message_of
+
+
+def make_starter(forks: bool, options: RunOptions, facts: JobFacts) -> Starter:
+    if not forks:
+        return ExecStarter()
+    modules = ["torch", "torch.distributed"]
+    if not options.is_module and _mentions(Path(options.target), _WRAPS):
+        modules.append("closeranks.ddp.wrapper")
+    place = Place(0, 1, 0, 1, 0, 1, LOOPBACK_ADDRESS, 0)
+    environ = for_worker(place, facts, 0, os.environ)
+    # Libraries read the number of threads when they are loaded; the rest is a worker's own.
+    return ForkStarter(modules, {n: environ[n] for n in _OF_SERVER if n in environ})
+
+
+def _mentions(path: Path, words: tuple[bytes, ...]) -> bool:
+    """Whether a script names what takes long to import; a wrong guess costs a second."""
+    text = path.read_bytes()
+    return any(word in text for word in words)
