@@ -168,33 +168,3 @@ class Board:
     def end_task(self) -> None:
         self.me.words[w.WORK] = 0
         self.me.words[w.PROGRESS_NS] = time.monotonic_ns()
-
-    # Texts.
-
-    def write_text(self, section: int, number: int, word: int, value: int, text: str) -> None:
-        """A text of mine that others may read while the word has this value."""
-        raw = text.encode()
-        if len(raw) > w.TEXT_BYTES_MAX - 8:
-            raise ValueError(
-                f"what was logged or summed for one lane is {len(raw)} bytes long, at most "
-                f"{w.TEXT_BYTES_MAX - 8}. Training stopped; log or sum less at a time."
-            )
-        start = number * w.TEXT_BYTES_MAX
-        self.me.take(section, start, len(raw) + 8)
-        with self.me.write(word, value):
-            place = self.me.bytes(section, start, len(raw) + 8)
-            place[:8] = len(raw).to_bytes(8, "little")
-            place[8:] = raw
-
-    def read_text(self, section: int, number: int, word: int, value: int) -> str | None:
-        """Such a text from whoever has it."""
-        start = number * w.TEXT_BYTES_MAX
-        for area in self.known:
-            if area.words[word] != value:
-                continue
-            place = area.bytes(section, start, w.TEXT_BYTES_MAX)
-            length = int.from_bytes(place[:8], "little")
-            raw = bytes(place[8 : 8 + length])
-            if area.words[word] == value:
-                return raw.decode()
-        return None

@@ -1,7 +1,7 @@
 """Where a worker is in the user's script, and how it gets to where the others are.
 
-The calls on a Ranks at the outer level are numbered. The *position* of a training is the number of a
-call and the place inside it; every worker reaches the same positions in the same order. At each
+The calls on a Ranks at the outer level are numbered. The *position* of a training is the number of
+a call and the place inside it; every worker reaches the same positions in the same order. At each
 position a worker is at a *boundary*: its state is whole, so it can be given to others, kept, or
 overwritten.
 
@@ -136,12 +136,11 @@ class Script:
             wait.once()
         for area in worker.board.alive:
             if area.words[w.LOOKS] not in (0, looks):
-                other = worker.board.roster.worker(area.number)
+                pair = sorted((worker.board.roster.worker(area.number), worker.seat.worker))
                 raise ModelMismatch(
-                    f"workers {min(other, worker.seat.worker)} and {max(other, worker.seat.worker)} "
-                    "have prepared different things, or the same with different values. Training "
-                    "stopped; make the Ranks before the model, so that its seed decides the values, "
-                    "and build the same on every worker."
+                    f"workers {pair[0]} and {pair[1]} have prepared different things, or the same "
+                    "with different values. Training stopped; make the Ranks before the model, so "
+                    "that its seed decides the values, and build the same on every worker."
                 )
 
     def refuse_nesting(self, what: str) -> None:

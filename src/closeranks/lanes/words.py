@@ -16,7 +16,7 @@ from closeranks.segment.roster import STEPS
 
 LANES_MAX = 1024
 REGIONS_MAX = 64
-TEXT_BYTES_MAX = 1 << 16  # of what is told of one lane
+TEXT_BYTES_MAX = 1 << 20  # of what is told of one lane, or of what came out of a tick
 
 # Words of the head.
 AT = 0  # the tick this worker is at: it has applied all before it; 0 before its first

@@ -17,16 +17,17 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from closeranks.errors import LoopDiverged
 from closeranks.lanes import words as w
+from closeranks.lanes.averages import apply, into_flat, targets_for
 from closeranks.lanes.board import Board, Task
 from closeranks.lanes.buffers import Buffers
 from closeranks.lanes.folds import Folds
-from closeranks.lanes.gradient import Layout, real
+from closeranks.lanes.gradient import Layout
 from closeranks.lanes.lane import Lane, mean_values, unused_everywhere
+from closeranks.lanes.records import Records
 from closeranks.lanes.seat import AGAIN, Seat
 from closeranks.lanes.seeds import derive, seed_all
 from closeranks.lanes.state import Prepared
@@ -53,6 +54,7 @@ class Worker:
     def __init__(self, seat: Seat, prepared: Prepared, seed: int) -> None:
         self.seat = seat
         self.board = Board(seat)
+        self.records = Records(self.board)
         self.prepared = prepared
         self.seed = seed
         self.tick = 0  # the newest that this worker has begun
@@ -81,7 +83,7 @@ class Worker:
             while True:
                 task = turn.next()
                 if task is None:
-                    targets = _targets(parameters, recent)
+                    targets = targets_for(parameters, recent)
                     if not turn.is_complete():
                         return dict(self._miss()["values"])
                     lanes = self._take_results(turn, folds, targets)
@@ -106,7 +108,7 @@ class Worker:
                 parameter.grad = gradient
             self.buffers.put_back()
         points.reach("complete but not applied", tick=self.tick)
-        _apply(parameters, targets, unused_everywhere(lanes))
+        apply(parameters, targets, unused_everywhere(lanes))
         if lanes[0].buffers is not None:
             self.buffers.adopt(lanes[0].buffers)
         values = mean_values(lanes)
@@ -126,7 +128,7 @@ class Worker:
         while True:
             task = turn.next()
             if task is None:
-                texts = [self._read_record(lane) for lane in range(count)]
+                texts = [self.records.read(self.tick, lane) for lane in range(count)]
                 if None not in texts:
                     break
                 if not turn.is_complete():
@@ -136,7 +138,7 @@ class Worker:
             began = time.monotonic()
             text = compute(task.index)
             points.reach("piece computed", tick=self.tick, task=task, place=place)
-            self._write_record(task.index, text)
+            self.records.write(self.tick, task.index, text)
             self._remember(-1, time.monotonic() - began)
             self.board.end_task()
         found = [text for text in texts if text is not None]
@@ -155,10 +157,9 @@ class Worker:
     def follow(self) -> Any:
         """What came out of a tick that this worker does not take part in."""
         wait = Wait()
-        slot = self.tick % w.HISTORY_COUNT
         while True:
             self.board.refresh()
-            text = self.board.read_text(w.HISTORY_DATA, slot, w.HISTORY + slot, self.tick)
+            text = self.records.kept(self.tick)
             if text is not None:
                 return json.loads(text)
             others = [a.words[w.AT] for a in self.board.alive if not a.words[w.LOST]]
@@ -202,8 +203,8 @@ class Worker:
         share = lane.weight if work.weigh is not None else lane.weight / sum(work.sizes)
         if task.index == 0 and self.buffers.have_changed():
             lane.has_buffers = True
-            self._tell_buffers()
-        self._write_record(task.index, lane.told())
+            self.records.tell_buffers(self.tick, self.buffers)
+        self.records.write(self.tick, task.index, lane.told())
         points.reach("record written", tick=task.tick, lane=task.index)
         folds.add_lane(task.tick, task.index, len(work.sizes), gradients, share)
         points.reach("between lanes", tick=task.tick, lane=task.index)
@@ -211,7 +212,7 @@ class Worker:
     def _sum_region(self, turn: Turn, folds: Folds, task: Task, work: Work) -> None:
         scale = 1.0
         if work.weigh is not None:
-            lanes = self._read_lanes(turn.shape.lanes)
+            lanes = self.records.lanes(self.tick, turn.shape.lanes)
             if lanes is None:
                 return
             total = sum(lane.weight for lane in lanes)
@@ -227,30 +228,21 @@ class Worker:
         self, turn: Turn, folds: Folds, targets: Sequence[Tensor]
     ) -> list[Lane] | None:
         """All lanes as they were told, with the gradient in the targets; None: overwritten."""
-        lanes = self._read_lanes(turn.shape.lanes)
+        lanes = self.records.lanes(self.tick, turn.shape.lanes)
         if lanes is None:
             return None
         if lanes[0].has_buffers:
-            lanes[0].buffers = self._read_buffers()
+            lanes[0].buffers = self.records.buffers(self.tick, self.buffers)
             if lanes[0].buffers is None:
                 return None
         makers = [maker for maker in turn.makers if maker is not None]
-        flat = [real(t).view(-1) if t.is_contiguous() else None for t in targets]
-        places = [
-            torch.empty(real(t).numel(), dtype=t.dtype.to_real()) if f is None else f
-            for t, f in zip(targets, flat, strict=True)
-        ]
-        if not folds.gather(self.tick, makers, places):
+        if not into_flat(targets, lambda places: folds.gather(self.tick, makers, places)):
             return None
-        for target, place, view in zip(targets, places, flat, strict=True):
-            if view is None:
-                real(target).copy_(place.view(real(target).shape))
         return lanes
 
     def _finish(self, told: dict[str, Any]) -> None:
         """This tick is complete and everything of it that is needed is here."""
-        slot = self.tick % w.HISTORY_COUNT
-        self.board.write_text(w.HISTORY_DATA, slot, w.HISTORY + slot, self.tick, json.dumps(told))
+        self.records.keep(self.tick, json.dumps(told))
         self.board.me.words[w.AT] = self.tick + 1
         self.board.end_task()
 
@@ -260,43 +252,6 @@ class Worker:
         self.board.end_task()
         points.reach("overtaken", tick=self.tick)
         return self.follow()
-
-    # Texts and buffers.
-
-    def _write_record(self, lane: int, text: str) -> None:
-        number = (self.tick & 1) * w.LANES_MAX + lane
-        word = w.record_word(self.tick, lane)
-        self.board.write_text(w.RECORD_DATA, number, word, self.tick, text)
-
-    def _read_record(self, lane: int) -> str | None:
-        number = (self.tick & 1) * w.LANES_MAX + lane
-        word = w.record_word(self.tick, lane)
-        return self.board.read_text(w.RECORD_DATA, number, word, self.tick)
-
-    def _read_lanes(self, count: int) -> list[Lane] | None:
-        texts = [self._read_record(lane) for lane in range(count)]
-        if None in texts:
-            return None
-        return [Lane.read(self.tick, k, text) for k, text in enumerate(texts) if text is not None]
-
-    def _tell_buffers(self) -> None:
-        me, size = self.board.me, self.buffers.size_bytes
-        start = (self.tick & 1) * size
-        # Nobody may find an older record of lane 0 whose buffers are gone.
-        me.words[w.record_word(self.tick, 0)] = 0
-        me.take(w.BUFFER_DATA, start, size)
-        with me.write(w.BUFFERS + (self.tick & 1), self.tick):
-            self.buffers.pack(me.tensor(w.BUFFER_DATA, start, size, torch.uint8))
-
-    def _read_buffers(self) -> list[Tensor] | None:
-        size, word = self.buffers.size_bytes, w.BUFFERS + (self.tick & 1)
-        for area in self.board.known:
-            if area.words[word] == self.tick:
-                source = area.tensor(w.BUFFER_DATA, (self.tick & 1) * size, size, torch.uint8)
-                values = self.buffers.unpack(source)
-                if area.words[word] == self.tick:
-                    return values
-        return None
 
     # Memory and times.
 
@@ -312,31 +267,3 @@ class Worker:
     def _median_s(self, phase: int) -> float | None:
         durations = sorted(self._durations.get(phase, ()))
         return durations[len(durations) // 2] if durations else None
-
-
-def _targets(parameters: Sequence[Tensor], recent: Sequence[Tensor | None]) -> list[Tensor]:
-    """Where the averages go: gradients that a lane has left, if they look as all workers' do."""
-    found = []
-    for parameter, gradient in zip(parameters, recent, strict=True):
-        detached = parameter.detach()
-        usable = (
-            gradient is not None
-            and gradient.is_contiguous()
-            and gradient.stride() == detached.stride()
-            and gradient.dtype == detached.dtype
-            and gradient.data_ptr() % 64 == 0
-            and not gradient.requires_grad
-        )
-        found.append(gradient if usable and gradient is not None else torch.empty_like(detached))
-    return found
-
-
-def _apply(parameters: Sequence[Tensor], averages: Sequence[Tensor], unused: set[int]) -> None:
-    for index, (parameter, average) in enumerate(zip(parameters, averages, strict=True)):
-        if index in unused:
-            continue
-        if parameter.grad is None:
-            parameter.grad = average
-        else:
-            with torch.no_grad():
-                parameter.grad.add_(average)
