@@ -44,9 +44,10 @@ class Fault:
     point: str
     action: str = KILL
     seconds: float | None = None  # of a stop (None: for ever) or a sleep
-    incarnation: int | None = None  # whom; None: whoever comes first
+    incarnation: int | None = None  # whom; None: any of the first incarnations
     facts: dict[str, Any] = field(default_factory=dict)  # that must be so at the point
     count: int = 1
+    everybody: bool = False  # each worker that comes there, instead of the first
 
 
 @dataclass
@@ -196,7 +197,7 @@ class _Launcher:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         os.environ[VARIABLE] = f"{self.roster.fd}:{number}:{messages}"
         seat = Seat(self.roster, number, messages)
-        points.on_reach = _Injector(seat, self.faults)
+        points.on_reach = _Injector(seat, self.faults, self.stacks)
         code = 1
         try:
             value = self.fn(*self.args)
@@ -295,8 +296,9 @@ class _Launcher:
 class _Injector:
     """Called at every named point of a worker."""
 
-    def __init__(self, seat: Seat, faults: Sequence[Fault]) -> None:
+    def __init__(self, seat: Seat, faults: Sequence[Fault], folder: Path) -> None:
         self.seat = seat
+        self.folder = folder
         self.left = {k: f.count for k, f in enumerate(faults)}
         self.faults = faults
 
@@ -314,8 +316,15 @@ class _Injector:
             if any(facts.get(name) != value for name, value in fault.facts.items()):
                 continue
             self.left[k] -= 1
-            if self.left[k] == 0:
+            if self.left[k] == 0 and (fault.everybody or self._is_first(k)):
                 self._fire(k, fault, facts)
+
+    def _is_first(self, k: int) -> bool:
+        try:
+            os.close(os.open(self.folder / f"fault-{k}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
 
     def _fire(self, k: int, fault: Fault, facts: dict[str, Any]) -> None:
         stop_s = fault.seconds if fault.action == STOP else None

@@ -1,8 +1,9 @@
 """Modules' buffers, which a forward may change: every lane begins with the same ones.
 
 The buffers after what came before are kept aside. Before each lane they are put back; after a phase
-they become what lane 0 made of them. A buffer counts as changed when it is another tensor or when
-torch has counted a change of it.
+they become what lane 0 made of them. Whether a buffer has changed is seen from its bytes: torch
+counts changes of tensors, but not those that its batch norm makes. Only for buffers of more than
+16 MB, which are tables and masks, torch's count is believed.
 
 Knows modules and bytes; must not know workers.
 """
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from closeranks.checkpoint.format import as_bytes
 
 _ALIGN_BYTES = 64
+_COMPARED_BYTES_MAX = 1 << 24
 
 
 class Buffers:
@@ -111,7 +113,11 @@ class Buffers:
 
 
 def _differs(buffer: Tensor, kept: tuple[Tensor, int, Tensor]) -> bool:
-    return buffer is not kept[0] or buffer._version != kept[1]
+    if buffer is not kept[0] or buffer._version != kept[1]:
+        return True
+    if buffer.numel() * buffer.element_size() > _COMPARED_BYTES_MAX:
+        return False
+    return not torch.equal(as_bytes(buffer), as_bytes(kept[2]))
 
 
 def _fits(buffer: Tensor, copy: Tensor) -> bool:
