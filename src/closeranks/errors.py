@@ -4,6 +4,8 @@
     +-- ModelMismatch      the ranks built different models: make them equal
     +-- ParameterSwapped   a parameter was replaced after wrapping: wrap again
     +-- HookFailed         a communication hook returned something else than its promise: mend it
+    +-- LoopDiverged       workers of a Ranks do different things: mend the script
+    +-- LaneDeadly         a lane kills whoever computes it: look at its samples
     +-- ExchangeFailed     an exchange between ranks did not end
         +-- RankAbsent     a rank did not come: look at that rank
         |   +-- OutOfData  it left its training loop before the others: use join()
@@ -28,6 +30,14 @@ class ParameterSwapped(CloseranksError):
 
 class HookFailed(CloseranksError):
     """A communication hook returned something that cannot be a reduced bucket."""
+
+
+class LoopDiverged(CloseranksError):
+    """Workers of a Ranks do different things at the same place. Raised on every worker."""
+
+
+class LaneDeadly(CloseranksError):
+    """Two workers were killed by a signal while they computed the same lane."""
 
 
 class ExchangeFailed(CloseranksError):

@@ -1,0 +1,154 @@
+"""Sums of lanes' gradients: written into this worker's own area, read from everybody's.
+
+A worker joins each lane it has computed with the sums it already has, as far as the tree over lanes
+allows, so it needs few slots. The old sums stay valid until the new one is announced. When all
+lanes are in somebody's slot, each region of the total is a task of its own.
+
+    add_lane     leaf = gradient x weight; joined with siblings; into a free slot
+    sum_region   the tree over whatever slots there are, times a scale, into the results
+    gather       the results, whoever made them, into gradients
+
+Whoever does it, and from whatever partial sums, gets the same bits (exchange/tree.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from closeranks.exchange.tree import split
+from closeranks.lanes import words as w
+from closeranks.lanes.assign import merge_path
+from closeranks.lanes.gradient import Layout, Region, View, real
+from closeranks.observe import points
+from closeranks.segment.area import Area
+
+Nodes = Mapping[tuple[int, int], tuple[Area, int]]  # which slot of whom holds which lanes' sum
+
+_PAGE = 4096
+
+
+class Folds:
+    """The sums that one worker makes."""
+
+    def __init__(self, me: Area, layout: Layout) -> None:
+        self.me = me
+        self.layout = layout
+        self._stride = max(_PAGE, -(-layout.size_bytes // _PAGE) * _PAGE)
+        self._tick = 0
+        self._slots: dict[tuple[int, int], int] = {}
+        self._spare: dict[int, Tensor] = {}
+
+    def add_lane(
+        self, tick: int, lane: int, lanes: int, gradients: Sequence[Tensor | None], weight: float
+    ) -> None:
+        """Announce the gradient of a lane, joined with the sums of its siblings."""
+        if tick != self._tick:
+            self._tick, self._slots = tick, {}
+        path = merge_path(lane, lanes, self._slots)
+        lo, hi = lane, lane + 1
+        for sibling in path:
+            lo, hi = min(lo, sibling[0]), max(hi, sibling[1])
+        used = set(self._slots.values())
+        slot = next(s for s in range(len(used) + 1) if s not in used)
+        if self.layout.size_bytes:
+            self.me.take(w.FOLD_DATA, slot * self._stride, self.layout.size_bytes)
+        with self.me.write(w.FOLDS + slot, w.node_key(tick, lo, hi)):
+            for part, gradient in zip(self._parts(slot), gradients, strict=True):
+                _put_leaf(part, gradient, weight)
+            points.reach("fold half written", tick=tick, lane=lane)
+            at = lane
+            for sibling in path:
+                self._join(slot, self._slots[sibling], sibling[0] < at)
+                at = min(at, sibling[0])
+        for sibling in path:
+            del self._slots[sibling]
+        self._slots[lo, hi] = slot
+
+    def sum_region(self, tick: int, index: int, lanes: int, nodes: Nodes, scale: float) -> bool:
+        """Announce the sum of one region; False if a slot changed meanwhile."""
+        region = self.layout.regions[index]
+        start = self._result_start(tick, region)
+        self.me.take(w.RESULT_DATA, start, region.numel * region.dtype.itemsize)
+        out = self.me.tensor(w.RESULT_DATA, start, region.numel, region.dtype)
+        used: list[tuple[Area, int, int]] = []
+
+        def part(lo: int, hi: int) -> Tensor | None:
+            if (lo, hi) not in nodes:
+                return None
+            area, slot = nodes[lo, hi]
+            used.append((area, slot, w.node_key(tick, lo, hi)))
+            at = slot * self._stride + region.start_bytes
+            return area.tensor(w.FOLD_DATA, at, region.numel, region.dtype)
+
+        def total(lo: int, hi: int, into: Tensor, depth: int) -> Tensor:
+            found = part(lo, hi)
+            if found is not None:
+                return found
+            middle = split(lo, hi)
+            left = total(lo, middle, into, depth)
+            right = total(middle, hi, self._scratch(depth, region), depth + 1)
+            return torch.add(left, right, out=into)
+
+        word = w.region_word(tick, index)
+        with self.me.write(word, 0):
+            found = total(0, lanes, out, 0)
+            if found is not out:
+                out.copy_(found)
+            points.reach("region half summed", tick=tick, region=index)
+            if scale != 1.0:
+                out.mul_(scale)
+        if any(area.words[w.FOLDS + slot] != key for area, slot, key in used):
+            return False
+        self.me.words[word] = tick
+        return True
+
+    def gather(self, tick: int, makers: Sequence[Area], targets: Sequence[Tensor]) -> bool:
+        """Copy the results into flat tensors, one per parameter; False if one was overwritten."""
+        for index, (region, area) in enumerate(zip(self.layout.regions, makers, strict=True)):
+            start = self._result_start(tick, region)
+            source = area.tensor(w.RESULT_DATA, start, region.numel, region.dtype)
+            for parameter, lo, hi, at in self.layout.overlaps(region):
+                targets[parameter][lo:hi].copy_(source[at : at + hi - lo])
+            if area.words[w.region_word(tick, index)] != tick:
+                return False
+        return True
+
+    def _result_start(self, tick: int, region: Region) -> int:
+        return (tick & 1) * self._stride + region.start_bytes
+
+    def _view(self, slot: int) -> View:
+        def view(start: int, numel: int, dtype: torch.dtype) -> Tensor:
+            return self.me.tensor(w.FOLD_DATA, slot * self._stride + start, numel, dtype)
+
+        return view
+
+    def _parts(self, slot: int) -> list[Tensor]:
+        return self.layout.parts(self._view(slot))
+
+    def _join(self, slot: int, sibling: int, sibling_is_left: bool) -> None:
+        """Add a sibling's sum to the one in a slot, in the order of the tree."""
+        mine, theirs = (self.layout.groups(self._view(s)) for s in (slot, sibling))
+        for a, b in zip(mine, theirs, strict=True):
+            left, right = (b, a) if sibling_is_left else (a, b)
+            torch.add(left, right, out=a)
+
+    def _scratch(self, depth: int, region: Region) -> Tensor:
+        size_bytes = region.numel * region.dtype.itemsize
+        spare = self._spare.get(depth)
+        if spare is None or spare.numel() < size_bytes:
+            spare = self._spare[depth] = torch.empty(size_bytes, dtype=torch.uint8)
+        return spare[:size_bytes].view(region.dtype)
+
+
+def _put_leaf(part: Tensor, gradient: Tensor | None, weight: float) -> None:
+    if gradient is None:
+        part.zero_()
+        return
+    plain = real(gradient)
+    if plain.dtype == part.dtype and plain.device == part.device:
+        torch.mul(plain, weight, out=part)
+    else:
+        part.copy_(plain).mul_(weight)

@@ -1,0 +1,72 @@
+"""This process's place in a job: which incarnation of which worker it is, and whom it can tell.
+
+`closeranks run` says it in one variable, CLOSERANKS_SEAT = "memory:number:messages": the descriptor
+of the job's file (segment/roster.py), the number of this incarnation, and the descriptor of a pipe
+to the launcher. A process without it is alone and makes a job of its own.
+
+Messages are lines of JSON. The launcher prints {"print": text, "key": k} for the first k it sees,
+shows {"note": text} once, and ends the job on {"end": text, "code": c}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+from closeranks.segment.area import is_possible
+from closeranks.segment.roster import Roster
+
+VARIABLE = "CLOSERANKS_SEAT"
+AGAIN = 75  # the exit code of a worker that wants to be started again, which is nobody's fault
+_LINE_BYTES_MAX = 1 << 20
+
+
+class Seat:
+    """An incarnation of a worker; `messages` is None for a process that is alone."""
+
+    def __init__(self, roster: Roster, number: int, messages: int | None) -> None:
+        self.roster = roster
+        self.number = number
+        self.worker = roster.worker(number)
+        self.messages = messages
+
+    @property
+    def is_alone(self) -> bool:
+        return self.messages is None
+
+    def tell(self, **message: object) -> None:
+        """Send a message to the launcher, or do what it would do."""
+        if self.messages is None:
+            if "print" in message:
+                sys.stdout.write(f"{message['print']}\n")
+                sys.stdout.flush()
+            elif "note" in message:
+                sys.stderr.write(f"closeranks: {message['note']}\n")
+            return
+        line = json.dumps(message).encode() + b"\n"
+        while line:
+            line = line[os.write(self.messages, line) :]
+
+
+def take_seat(environ: Mapping[str, str]) -> Seat:
+    """The seat that the launcher has kept for this process, or one of its own."""
+    seat = environ.get(VARIABLE)
+    if seat:
+        memory, number, messages = map(int, seat.split(":"))
+        return Seat(Roster(memory), number, messages)
+    size = environ.get("WORLD_SIZE", "1")
+    if size not in ("", "1"):
+        raise ValueError(
+            f"WORLD_SIZE={size}: this process was started by a launcher whose workers cannot come "
+            "back after a death, which Ranks needs. Nothing was trained; start the script with "
+            f"`closeranks run -n {size}`, or unset WORLD_SIZE to train alone."
+        )
+    why = is_possible()
+    if why:
+        raise ValueError(f"Ranks cannot run here: {why}. Nothing was trained; use x86-64 Linux.")
+    roster = Roster.create(1)
+    number = roster.admit(0)
+    roster.started(number, os.getpid())
+    return Seat(roster, number, None)

@@ -1,0 +1,125 @@
+"""What a training has become: everything prepared, as a tree that can be kept, given and loaded.
+
+A module gives its state_dict, the buffers that are not in it, and which parameters are frozen. An
+optimizer may hold parameters of no module; they are state as well. Everything else is what its
+state_dict says. Loading overwrites all of it in place.
+
+Knows objects with state_dict; must not know workers, memory or files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from closeranks.checkpoint.format import digest, encode
+
+
+class Prepared:
+    """The objects that were prepared, in the order in which they were given."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self.state: dict[str, Any] = {}  # of the user's own
+
+    def add(self, thing: Any) -> None:
+        """Take one more object, or raise TypeError if its state cannot be kept."""
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise TypeError(
+                f"prepare() was given a {type(thing).__name__}; wanted a module, an optimizer, a "
+                "scheduler or anything else with state_dict() and load_state_dict(). Nothing was "
+                "prepared."
+            )
+        if any(known is thing for known in self.objects):
+            return
+        name = f"{len(self.objects)}:{type(thing).__name__}"
+        for parameter in _parameters_of(thing):
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise TypeError(
+                    f"{name} has parameters without a shape. Nothing was prepared; run the module "
+                    "once on a batch before prepare()."
+                )
+        encode(_capture(thing), where=f"the state of {name}")
+        self.objects.append(thing)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [thing for thing in self.objects if isinstance(thing, nn.Module)]
+
+    def parameters(self) -> list[Tensor]:
+        """All parameters that get gradients, each once."""
+        found = {id(p): p for thing in self.objects for p in _parameters_of(thing)}
+        return [p for p in found.values() if p.requires_grad]
+
+    def capture(self) -> dict[str, Any]:
+        """Everything, as a tree whose tensors are not copied."""
+        tree = {name: _capture(thing) for name, thing in self._named()}
+        stray = [p.detach() for p in self._stray()]
+        gradients = [None if p.grad is None else p.grad.detach() for p in self.parameters()]
+        return {"objects": tree, "stray": stray, "gradients": gradients, "state": self.state}
+
+    def restore(self, tree: dict[str, Any]) -> None:
+        """Overwrite everything with a tree whose tensors are nobody else's."""
+        names = [name for name, _ in self._named()]
+        if names != list(tree["objects"]):
+            raise ValueError(
+                f"prepared are {', '.join(names) or 'no objects'}, but the state that was found is "
+                f"of {', '.join(tree['objects']) or 'no objects'}. Nothing was loaded; prepare the "
+                "same objects in the same order, or start with another checkpoint folder."
+            )
+        for name, thing in self._named():
+            _restore(thing, tree["objects"][name])
+        with torch.no_grad():
+            for parameter, value in zip(self._stray(), tree["stray"], strict=True):
+                parameter.copy_(value)
+        for parameter, gradient in zip(self.parameters(), tree["gradients"], strict=True):
+            # Not zero where a script adds up gradients over several steps.
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        self.state.clear()
+        self.state.update(tree["state"])
+
+    def digest(self) -> str:
+        """sha256 over everything prepared."""
+        return digest({name: _capture(thing) for name, thing in self._named()})
+
+    def _named(self) -> list[tuple[str, Any]]:
+        return [(f"{i}:{type(thing).__name__}", thing) for i, thing in enumerate(self.objects)]
+
+    def _stray(self) -> list[Tensor]:
+        """Parameters of optimizers that belong to no module."""
+        known = {id(p) for module in self.modules for p in module.parameters()}
+        found = {id(p): p for thing in self.objects for p in _parameters_of(thing)}
+        return [p for key, p in found.items() if key not in known]
+
+
+def _parameters_of(thing: Any) -> list[Tensor]:
+    if isinstance(thing, nn.Module):
+        return list(thing.parameters())
+    if isinstance(thing, Optimizer):
+        return [p for group in thing.param_groups for p in group["params"]]
+    return []
+
+
+def _capture(thing: Any) -> Any:
+    if not isinstance(thing, nn.Module):
+        return thing.state_dict()
+    values = dict(thing.state_dict())
+    others = {name: b for name, b in thing.named_buffers() if name not in values}
+    trained = [p.requires_grad for p in thing.parameters()]
+    return {"values": values, "buffers": others, "trained": trained}
+
+
+def _restore(thing: Any, tree: Any) -> None:
+    if not isinstance(thing, nn.Module):
+        thing.load_state_dict(tree)
+        return
+    thing.load_state_dict(tree["values"])
+    with torch.no_grad():
+        for name, buffer in thing.named_buffers():
+            if name in tree["buffers"]:
+                buffer.copy_(tree["buffers"][name])
+    for parameter, trained in zip(thing.parameters(), tree["trained"], strict=True):
+        parameter.requires_grad_(trained)

@@ -1,0 +1,84 @@
+"""Whoever is killed, stopped or slow, and wherever: the bits at the end are those of the plain loop.
+
+Every fault is injected at a named point, and every test asserts that it fired.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from tests.lanes_scripts import SCRIPTS
+from tests.workers import KILL, SLEEP, STOP, Fault, Job, run_job
+
+
+@functools.cache
+def undisturbed(name: str) -> str:
+    return run_job(1, SCRIPTS[name], True).digest
+
+
+def survive(name: str, workers: int, *faults: Fault, **options: Any) -> Job:
+    """Run a script under faults, and look whether the bits and the number of faults are right."""
+    job = run_job(workers, SCRIPTS[name], faults=faults, **options)
+    assert len(job.fired) >= len(faults), job
+    assert job.ended is None, job
+    assert job.digest == undisturbed(name)
+    return job
+
+
+POINTS = [
+    ("boundary", {"number": 3}),
+    ("task begun", {"tick": 5}),
+    ("before forward", {"tick": 6}),
+    ("after backward", {"tick": 6}),
+    ("record written", {"tick": 7}),
+    ("fold half written", {"tick": 7}),
+    ("between lanes", {"tick": 8}),
+    ("region half summed", {"tick": 8}),
+    ("complete but not applied", {"tick": 9}),
+]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_is_killed(point: tuple[str, dict[str, Any]], workers: int) -> None:
+    job = survive("conv", workers, Fault(point[0], facts=point[1]))
+    assert job.restarts >= 1
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0])
+def test_a_worker_is_stopped_for_a_while(point: tuple[str, dict[str, Any]]) -> None:
+    survive("conv", 3, Fault(point[0], STOP, seconds=0.3, facts=point[1]))
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0])
+def test_a_worker_is_stopped_for_ever(point: tuple[str, dict[str, Any]]) -> None:
+    survive("conv", 2, Fault(point[0], STOP, facts=point[1]))
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0])
+def test_a_worker_sleeps(point: tuple[str, dict[str, Any]]) -> None:
+    survive("conv", 2, Fault(point[0], SLEEP, seconds=0.4, facts=point[1]))
+
+
+@pytest.mark.parametrize("point", POINTS[::3], ids=lambda point: point[0])
+def test_all_are_killed_at_once(point: tuple[str, dict[str, Any]]) -> None:
+    survive("conv", 2, Fault(point[0], facts=point[1], everybody=True))
+
+
+def test_two_are_killed_at_once() -> None:
+    faults = [Fault("after backward", facts={"tick": 6}, incarnation=k) for k in (0, 2)]
+    survive("conv", 4, *faults)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_any_script_survives_a_kill_a_stop_and_a_sleep(name: str) -> None:
+    survive(
+        name,
+        3,
+        Fault("fold half written", facts={"tick": 4}),
+        Fault("record written", STOP, seconds=0.4, facts={"tick": 6}),
+        Fault("complete but not applied", SLEEP, seconds=0.3, facts={"tick": 8}),
+    )
