@@ -20,7 +20,7 @@ from mpi_client import MpiClient
 from torch import Tensor
 
 from closeranks.exchange.choose import choose
-from closeranks.segment.kernels import kinds_possible
+from closeranks.segment.kernels import kinds_here
 
 Run = Callable[[], object]
 
@@ -82,7 +82,7 @@ class MpiWay(Way):
 def all_ways(rank: int, size: int, mpi_folder: str) -> Iterator[dict[str, Way]]:
     """Whatever can be had here, by name; mpi_folder is where MPI's processes listen, if any."""
     ways = [Way(GLOO, _gloo)]
-    for kind in kinds_possible():
+    for kind in kinds_here():
         with _kernels(kind):
             ways += [Way(OURS[kind], _resident()), Way(DOOR_2[kind], _door_2())]
     deepspeed = _deepspeed(rank, size)

@@ -68,7 +68,7 @@ class Bucket:
         self._copy_in(slot, grad, scale)
 
     def load(self, scale: float) -> None:
-        """Copy in, times scale, every gradient that is not there yet."""
+        """Copy in, times scale, every gradient that is not there yet. Autograd is not recording."""
         grads = self.grads = [p.grad for p in self.parameters]
         if self.eager:
             for slot, filled in enumerate(self.filled):
@@ -81,7 +81,7 @@ class Bucket:
                 view.zero_()
             elif grad is not view:
                 targets.append(view)
-                sources.append(_dense(grad))
+                sources.append(grad.to_dense() if grad.is_sparse else grad)
         if targets:
             torch._foreach_copy_(targets, sources)
         if scale != 1.0:
@@ -106,10 +106,10 @@ class Bucket:
             for slot in chosen:
                 self.parameters[slot].grad = self.views[slot]
             return
-        targets = []
+        targets, dtype = [], self.flat.dtype
         for slot in chosen:
-            parameter, view, grad = self.parameters[slot], self.views[slot], self.grads[slot]
-            if grad is None or grad is view or _cannot_hold(grad, view):
+            parameter, grad = self.parameters[slot], self.grads[slot]
+            if grad is None or grad.dtype is not dtype or grad.is_sparse or grad is self.views[slot]:
                 grad = torch.empty_like(parameter)
             parameter.grad = grad
             targets.append(grad.detach() if grad.requires_grad else grad)
@@ -192,10 +192,6 @@ class SparseBucket:
     def _hold(self, sparse: Tensor) -> None:
         self.memory = self.flat = sparse
         self.views = [sparse]
-
-
-def _cannot_hold(grad: Tensor, view: Tensor) -> bool:
-    return grad.layout != torch.strided or grad.dtype != view.dtype
 
 
 def _dense(grad: Tensor) -> Tensor:
