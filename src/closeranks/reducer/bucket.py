@@ -109,7 +109,8 @@ class Bucket:
         targets, dtype = [], self.flat.dtype
         for slot in chosen:
             parameter, grad = self.parameters[slot], self.grads[slot]
-            if grad is None or grad.dtype is not dtype or grad.is_sparse or grad is self.views[slot]:
+            unfit = grad is None or grad.dtype is not dtype or grad.is_sparse
+            if unfit or grad is self.views[slot]:
                 grad = torch.empty_like(parameter)
             parameter.grad = grad
             targets.append(grad.detach() if grad.requires_grad else grad)
