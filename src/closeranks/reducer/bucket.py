@@ -108,9 +108,9 @@ class Bucket:
             return
         targets, dtype = [], self.flat.dtype
         for slot in chosen:
-            parameter, grad = self.parameters[slot], self.grads[slot]
-            unfit = grad is None or grad.dtype is not dtype or grad.is_sparse
-            if unfit or grad is self.views[slot]:
+            parameter, old = self.parameters[slot], self.grads[slot]
+            grad = None if old is self.views[slot] else old
+            if grad is None or grad.dtype is not dtype or grad.is_sparse:
                 grad = torch.empty_like(parameter)
             parameter.grad = grad
             targets.append(grad.detach() if grad.requires_grad else grad)
