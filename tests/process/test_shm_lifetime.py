@@ -325,6 +325,9 @@ def _fork_after_wrapping(rank: int) -> None:
         _, status = os.waitpid(_fork(act), 0)
         assert status == 0, f"{act.__name__} failed in the child"
         dist.barrier()
+        assert not net._waiter.attendance.has_left(1 - rank), (
+            "the child's end was taken for its rank's"
+        )
     train_and_compare(Chain, rank, 2, _step, steps=2, net=net)
 
 

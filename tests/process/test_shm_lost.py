@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from closeranks.errors import PeerLost, RankAbsent
 from closeranks.exchange.base import Exchange, Pending
 from tests.process.exchange_ways import CPU, WAYS, exchange_here, need
 from tests.process.faults import AROUND_BARRIERS, happened_at_s, kill_at, stop_at
-from tests.process.reference import Chain, rows, wrap
+from tests.process.reference import Chain, assert_replicas_equal, rows, wrap
 from tests.ranks import run_ranks, try_ranks
 
 _NOTICED_S_MAX = 2.0  # what is measured on a quiet machine is in the notebook
@@ -216,3 +217,32 @@ def _late_is_not_lost(rank: int) -> Any:
 
 def test_a_slow_rank_is_waited_for() -> None:
     assert all(way.startswith("shm") for way in run_ranks(3, _late_is_not_lost))
+
+
+def train_while_ranks_stop(rank: int, steps: int) -> None:
+    """A child stops and wakes this rank all the time; the others wait, and results stay right."""
+    net: Any = wrap(Chain(), bucket_cap_mb=0.0001)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        clock = random.Random(rank)
+        while os.getppid() == parent:
+            for sign in (signal.SIGSTOP, signal.SIGCONT):
+                os.kill(parent, sign)
+                time.sleep(clock.uniform(0.0, 0.02))
+        os._exit(0)
+    try:
+        for step in range(steps):
+            optimizer.zero_grad()
+            _step(net, rank, step)
+            optimizer.step()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert_replicas_equal([p.detach() for p in net.parameters()])
+
+
+@pytest.mark.parametrize("way", ("shm-c", "shm-python"))
+def test_ranks_that_stop_and_wake_stay_equal(way: str) -> None:
+    need(way)
+    run_ranks(3, train_while_ranks_stop, 40, env=WAYS[way])

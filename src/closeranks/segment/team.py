@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from closeranks.segment.memory import Memory
     from closeranks.segment.twin import TwinKernels
 
-SLICE_US = 20_000
+SLICE_US = 10_000
 
 
 class Team:
