@@ -7,7 +7,7 @@ name, as the failing test prints it.
 PRINTS: dict[str, str] = {}
 
 BROAD_EXCEPTS: dict[str, str] = {
-    "backend/line.py::Line._work_off": "an interruption goes on its way when others were told of it",
+    "backend/line.py::Line._work_off": "an interruption goes on its way, when others were told",
     "backend/line.py::Line._attempt": "whatever it was is raised where somebody waits for the task",
     "launch/script.py::_run_target": "whatever ended the user's script is what is reported",
 }
