@@ -116,7 +116,7 @@ def test_everything_is_installed_under_the_constraints(machine: Machine) -> None
     machine.add_python("python3", "3.11")
     _, first, second = machine.done()
     assert first.endswith(" -c .venv/constraints.txt setuptools torch==2.13.0")
-    assert second.endswith(" --no-build-isolation -e .[demo,test,check]")
+    assert second.endswith(" --no-build-isolation -e .[demo,test,examples,check]")
     assert "-c .venv/constraints.txt" in second
 
 

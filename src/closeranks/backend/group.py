@@ -36,6 +36,7 @@ logger = logging.getLogger("closeranks")
 # torch's operations by our names for them.
 _FOLDS = {getattr(dist.ReduceOp.RedOpType, name.upper()): name for name in FOLDS}
 _CPU = torch.device("cpu")
+_said: set[tuple[str, str]] = set()  # once is enough, however many groups there are
 _GLOO = dist.ProcessGroup.BackendType.GLOO
 
 
@@ -52,8 +53,10 @@ def create(options: Any) -> CloseranksGroup:
         members = options.global_ranks_in_group or range(options.group_size)
         passage = Passage(team, list(members)) if team else None
     group = CloseranksGroup(options, gloo, passage)
+    level = logging.DEBUG if (group.way, reason) in _said else logging.INFO
+    _said.add((group.way, reason))
     name = options.group_id
-    logger.info("rank %d of group %s exchanges by %s: %s", group.rank(), name, group.way, reason)
+    logger.log(level, "rank %d of group %s: %s, %s", group.rank(), name, group.way, reason)
     return group
 
 
