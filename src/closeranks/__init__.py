@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PeerLost,
         RankAbsent,
     )
+    from closeranks.observe.progress import progress
     from closeranks.world import World, init
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "World": "closeranks.world",
     "convert_sync_batchnorm": "closeranks.ddp.sync_batchnorm",
     "init": "closeranks.world",
+    "progress": "closeranks.observe.progress",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "World",
     "convert_sync_batchnorm",
     "init",
+    "progress",
 ]
 
 
