@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         RankAbsent,
     )
     from closeranks.lanes.ranks import Ranks
+    from closeranks.observe.progress import progress
     from closeranks.world import World, init
 
 _HOMES = {
@@ -47,6 +48,7 @@ _HOMES = {
     "World": "closeranks.world",
     "convert_sync_batchnorm": "closeranks.ddp.sync_batchnorm",
     "init": "closeranks.world",
+    "progress": "closeranks.observe.progress",
 }
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "World",
     "convert_sync_batchnorm",
     "init",
+    "progress",
 ]
 
 

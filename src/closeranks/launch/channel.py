@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from typing import Any
 
 Message = dict[str, Any]
@@ -20,6 +21,7 @@ class Channel:
         self.end = end
         self.is_open = True
         self._rest = b""
+        self._sending = threading.Lock()  # messages of several threads do not mix
 
     def fileno(self) -> int:
         return self.end.fileno()
@@ -28,11 +30,12 @@ class Channel:
         """Whether it went out; to somebody who is gone nothing is said."""
         data = json.dumps(message).encode() + b"\n"
         try:
-            if fds:
-                sent = socket.send_fds(self.end, [data], fds)
-                data = data[sent:]
-            if data:
-                self.end.sendall(data)
+            with self._sending:
+                if fds:
+                    sent = socket.send_fds(self.end, [data], fds)
+                    data = data[sent:]
+                if data:
+                    self.end.sendall(data)
         except OSError:
             return False
         return True

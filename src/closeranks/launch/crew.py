@@ -17,7 +17,7 @@ from typing import Protocol
 from closeranks.launch import kernel
 from closeranks.launch.channel import Channel, Message
 from closeranks.launch.guard import Guard
-from closeranks.launch.lifecycle import Event
+from closeranks.launch.lifecycle import Event, State
 from closeranks.launch.loop import Loop
 from closeranks.launch.record import Worker
 from closeranks.launch.starter import ForkStarter, Order, Starter
@@ -84,11 +84,21 @@ class Crew:
             if not worker.pid or not worker.is_alive:
                 continue
             worker.was_ended_by_us = True
+            if number == signal.SIGINT and worker.state is State.STARTING:
+                number = signal.SIGTERM  # Python would tell of an interrupted import.
             if number == signal.SIGKILL:
                 kernel.kill_group(worker.pid, number)
             kernel.kill(worker.pid, number)
             if number != signal.SIGKILL and kernel.state_and_parent(worker.pid)[0] in ("T", "t"):
                 kernel.kill(worker.pid, signal.SIGCONT)
+
+    def cancel(self) -> None:
+        """Whoever has not been started will not be."""
+        for rank in self._starter.cancel():
+            worker = self._by_rank[rank]
+            worker.was_ended_by_us = True
+            worker.step(Event.DEATH)
+            self._close_rest(worker)
 
     def bury(self) -> None:
         """Ask the kernel which children have ended: workers, the server, adopted orphans."""

@@ -18,7 +18,7 @@ import sys
 
 from closeranks.launch import kernel
 from closeranks.launch.channel import Channel, Message
-from closeranks.launch.worker import live
+from closeranks.launch.worker import CONTROL, live
 
 _FDS_MAX = 16
 _READ_BYTES = 1 << 20
@@ -76,7 +76,7 @@ def _start(batch: list[tuple[Message, list[int]]], channel: Channel) -> int:
                     for fd in others:
                         os.close(fd)
             gc.enable()
-            return live(job, fds, Channel(socket.socket(fileno=fds[3])))
+            return live(job, fds, Channel(socket.socket(fileno=fds[CONTROL])))
         started.append([job["rank"], pid])
     channel.send({"kind": "started", "pids": started})
     os._exit(0)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from closeranks.launch import kernel
 from closeranks.launch.channel import Channel, Message
+from closeranks.launch.worker import ERR, OUT
 
 _GOT_LIMIT_S = 30.0
 
@@ -35,8 +36,11 @@ class Starter(Protocol):
     def start(self, orders: Sequence[Order], report: Callable[[int, int], None]) -> None:
         """Start them, now or soon; report(rank, pid) for each. Closes the orders' descriptors."""
 
+    def cancel(self) -> list[int]:
+        """Start nobody more; returns the ranks that were still to be started."""
+
     def close(self) -> None:
-        """Nothing more will be started."""
+        """The end of it."""
 
 
 class ExecStarter:
@@ -48,13 +52,22 @@ class ExecStarter:
             command = [sys.executable, "-m", "closeranks.launch.worker", listed, kernel.PADDING]
             environ = os.environ | order.job["env"]
             process = subprocess.Popen(
-                command, stdin=workers_stdin(), pass_fds=order.fds, env=environ
+                command,
+                stdin=workers_stdin(),
+                stdout=order.fds[OUT],
+                stderr=order.fds[ERR],
+                pass_fds=order.fds,
+                env=environ,
+                process_group=0,
             )
             for fd in order.fds:
                 os.close(fd)
             order.control.send(order.job)
             report(order.job["rank"], process.pid)
             process.returncode = 0  # The launcher waits for its children by itself.
+
+    def cancel(self) -> list[int]:
+        return []
 
     def close(self) -> None:
         pass
@@ -75,6 +88,7 @@ class ForkStarter:
             stderr=writing,
             pass_fds=[theirs.fileno()],
             env=os.environ | environ,
+            process_group=0,  # A Ctrl-C on the terminal is the launcher's business.
         )
         os.close(writing)
         theirs.close()
@@ -102,12 +116,16 @@ class ForkStarter:
                 for rank, pid in message["pids"]:
                     self._report(rank, pid)
 
-    def close(self) -> None:
-        self.channel.close()
-        for order in self._waiting:
+    def cancel(self) -> list[int]:
+        orders, self._waiting = self._waiting, []
+        for order in orders:
             for fd in order.fds:
                 os.close(fd)
-        self._waiting = []
+        return [order.job["rank"] for order in orders]
+
+    def close(self) -> None:
+        self.cancel()
+        self.channel.close()
 
     def _send(self) -> None:
         """One message for each worker; the server answers at once, and forks after the last."""

@@ -29,6 +29,7 @@ from closeranks.launch.loop import Loop
 from closeranks.launch.machine import memory
 from closeranks.launch.output import Prefix
 from closeranks.launch.policy import Action, DeathPolicy
+from closeranks.launch.progress import ProgressView
 from closeranks.launch.record import Worker
 from closeranks.launch.screen import Screen
 from closeranks.observe.failure import Failure, first_of
@@ -83,6 +84,7 @@ class Supervisor:
         """Everything; returns the exit code."""
         self._crew = crew
         job = self._job
+        self._progress = ProgressView(self._screen, crew.workers[0].rank)
         self._hangs = HangWatch(crew.workers, job.hang_report_s, job.hang_timeout_s)
         self._start_all()
         while not self._is_over():
@@ -105,6 +107,10 @@ class Supervisor:
     def on_message(self, worker: Worker, message: Message) -> None:
         if message["kind"] == "pid":
             self._folder.write_workers({w.rank: w.pid for w in self._crew.workers if w.pid})
+            if self._ending is not None:
+                self._crew.signal(signal.SIGKILL, [worker])  # It came too late.
+        elif message["kind"] == "progress":
+            self._progress.tell(worker.rank, message)
         elif message["kind"] == "here":
             self._hangs.answered(worker, message)
         elif message["kind"] == "ended":
@@ -164,10 +170,12 @@ class Supervisor:
 
     def _end(self, ending: Ending) -> None:
         """Begin the end; a second reason changes nothing."""
+        self._screen.set_bar("")
         self._ending = ending
         self._stopped_count = len([w for w in self._crew.alive() if w.ended is None])
         if ending.reason in ("failure", "interrupt", "hang"):
             self._muted.update(worker.rank for worker in self._crew.workers)
+        self._crew.cancel()
         self._send_due(ending.began_s)
 
     def _send_due(self, now_s: float) -> None:

@@ -29,7 +29,7 @@ from typing import IO, Any
 from closeranks.launch import kernel
 from closeranks.launch.channel import Channel, Message
 from closeranks.launch.script import Ending, run_target
-from closeranks.observe import whereabouts
+from closeranks.observe import progress, whereabouts
 from closeranks.observe.frames import as_plain
 
 # Only the launcher sends it. A real-time signal, because programs and schedulers have uses of
@@ -85,6 +85,7 @@ def live(job: Message, fds: list[int], control: Channel) -> int:
     kernel.set_title(job["title"])
     # Phase 3
     control.send({"kind": "hello", "pid": os.getpid()})
+    progress.tell_launcher = control.send
     noted = threading.Event()
     threading.Thread(
         target=_answer, args=(control, noted), name="closeranks-answers", daemon=True

@@ -54,7 +54,9 @@ class Watch:
 
     def leave(self) -> None:
         """The wait has ended."""
-        self._waiting = None
+        wait, self._waiting = self._waiting, None
+        if wait is not None:
+            whereabouts.waited(time.monotonic() - wait[1])
 
     def close(self) -> None:
         self._stop.set()

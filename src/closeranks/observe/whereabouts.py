@@ -35,6 +35,7 @@ class Waiting(Protocol):
         """What this process waits for and since when (time.monotonic()), or None."""
 
 
+_waited_s = 0.0
 _watches: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -47,6 +48,17 @@ def enter(span: str) -> None:
 def ask(waiting: Waiting) -> None:
     """From now on ask this one, too, what is being waited for."""
     _watches.add(waiting)
+
+
+def waited(seconds: float) -> None:
+    """This process has waited for others."""
+    global _waited_s
+    _waited_s += seconds
+
+
+def waited_s() -> float:
+    """For how long in all."""
+    return _waited_s
 
 
 def now() -> dict[str, Any]:
