@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.workers import pace
+
 
 def make(naive: bool, **options: Any) -> Any:
     """The object under test, or its twin."""
@@ -53,6 +55,7 @@ def mlp(naive: bool = False, lanes: int = 8, epochs: int = 2, **options: Any) ->
             step.log(loss=loss)
         optimizer.step()
         optimizer.zero_grad()
+        pace()
         losses.append(step.values["loss"])
         if step.number % 5 == 0:
             inside = ranks.evaluate(test, 32, lambda batch: _hits(model, batch))
@@ -91,6 +94,7 @@ def conv(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, Any]:
             step.log(loss=loss)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
+        pace()
     return report(ranks)
 
 
@@ -139,10 +143,11 @@ def gpt(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, Any]:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
+        pace()
     return report(ranks, norms=ranks.state["norms"])
 
 
-def gan(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, Any]:
+def gan(naive: bool = False, lanes: int = 8, epochs: int = 3, **options: Any) -> dict[str, Any]:
     """Two phases in a step, with an optimizer each."""
     ranks = make(naive, lanes=lanes, **options)
     maker = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
@@ -151,7 +156,7 @@ def gan(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, Any]:
     of_judge = torch.optim.Adam(judge.parameters(), 2e-3)
     ranks.prepare(maker, judge, of_maker, of_judge)
     real = torch.randn(64, 3, generator=torch.Generator().manual_seed(7)) + 2.0
-    for step in ranks.steps(TensorDataset(real), 16, epochs=3):
+    for step in ranks.steps(TensorDataset(real), 16, epochs=epochs):
         for (x,) in step:
             fake = maker(torch.randn(len(x), 4)).detach()
             loss = functional.softplus(-judge(x)).mean() + functional.softplus(judge(fake)).mean()
@@ -166,6 +171,7 @@ def gan(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, Any]:
         of_maker.step()
         of_maker.zero_grad()
         of_judge.zero_grad()
+        pace()
     return report(ranks)
 
 
@@ -199,6 +205,7 @@ def augmented(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, 
             optimizer.step()
             optimizer.zero_grad()
         ranks.state["noise"] = ranks.state.get("noise", 0.0) + random.random() + np.random.rand()
+        pace()
     return report(ranks, noise=ranks.state["noise"])
 
 

@@ -12,6 +12,7 @@ A function given to it must be importable by name, and returns a value that JSON
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -35,6 +36,17 @@ from closeranks.segment.roster import ALIVE, ENDED, FAILED, KILLED, Roster
 from tests.ranks import _SERVER
 
 KILL, STOP, SLEEP = "kill", "stop", "sleep"
+_PACE = "TEST_PACE"
+
+
+def pace() -> None:
+    """For scripts, after each step: do not run away before all faults have fired.
+
+    The steps of tests take a few milliseconds, less than a worker may have to wait for a core.
+    """
+    count, _, folder = os.environ.get(_PACE, "0:").partition(":")
+    if int(count) > len(list(Path(folder).glob("fault-*"))):
+        time.sleep(0.03)
 
 
 @dataclass(frozen=True)
@@ -195,12 +207,14 @@ class _Launcher:
             os.close(fd)
         stacks = open(self.stacks / f"{number}", "w")  # noqa: SIM115 - lives as we do
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        os.environ[_PACE] = f"{len(self.faults)}:{self.stacks}"
         os.environ[VARIABLE] = f"{self.roster.fd}:{number}:{messages}"
         seat = Seat(self.roster, number, messages)
         points.on_reach = _Injector(seat, self.faults, self.stacks)
         code = 1
         try:
             value = self.fn(*self.args)
+            atexit._run_exitfuncs()
             seat.tell(value=value)
             code = 0
         except SystemExit as exit_:
@@ -316,7 +330,7 @@ class _Injector:
             if any(facts.get(name) != value for name, value in fault.facts.items()):
                 continue
             self.left[k] -= 1
-            if self.left[k] == 0 and (fault.everybody or self._is_first(k)):
+            if self.left[k] == 0 and (self._is_first(k) or fault.everybody):
                 self._fire(k, fault, facts)
 
     def _is_first(self, k: int) -> bool:

@@ -1,4 +1,4 @@
-"""Whoever is killed, stopped or slow, and wherever: the bits at the end are those of the plain loop.
+"""Whoever is killed, stopped or slow: the bits at the end are those of the plain loop.
 
 Every fault is injected at a named point, and every test asserts that it fired.
 """
@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from tests.lanes_scripts import SCRIPTS
-from tests.workers import KILL, SLEEP, STOP, Fault, Job, run_job
+from tests.workers import SLEEP, STOP, Fault, Job, run_job
 
 
 @functools.cache
-def undisturbed(name: str) -> str:
-    return run_job(1, SCRIPTS[name], True).digest
+def undisturbed(name: str, *args: Any) -> str:
+    return run_job(1, SCRIPTS[name], True, *args).digest
 
 
-def survive(name: str, workers: int, *faults: Fault, **options: Any) -> Job:
+def survive(name: str, workers: int, *faults: Fault, args: tuple[Any, ...] = ()) -> Job:
     """Run a script under faults, and look whether the bits and the number of faults are right."""
-    job = run_job(workers, SCRIPTS[name], faults=faults, **options)
+    job = run_job(workers, SCRIPTS[name], False, *args, faults=faults)
     assert len(job.fired) >= len(faults), job
     assert job.ended is None, job
-    assert job.digest == undisturbed(name)
+    assert job.digest == undisturbed(name, *args)
     return job
 
 
@@ -69,7 +69,7 @@ def test_all_are_killed_at_once(point: tuple[str, dict[str, Any]]) -> None:
 
 
 def test_two_are_killed_at_once() -> None:
-    faults = [Fault("after backward", facts={"tick": 6}, incarnation=k) for k in (0, 2)]
+    faults = [Fault("after backward", incarnation=k, count=3) for k in (0, 2)]
     survive("conv", 4, *faults)
 
 
@@ -79,6 +79,41 @@ def test_any_script_survives_a_kill_a_stop_and_a_sleep(name: str) -> None:
         name,
         3,
         Fault("fold half written", facts={"tick": 4}),
-        Fault("record written", STOP, seconds=0.4, facts={"tick": 6}),
-        Fault("complete but not applied", SLEEP, seconds=0.3, facts={"tick": 8}),
+        Fault("record written", STOP, seconds=0.4, facts={"tick": 5}),
+        Fault("complete but not applied", SLEEP, seconds=0.3, facts={"tick": 7}),
     )
+
+
+HANDSHAKE = [
+    ("giving state", {}),
+    ("state half given", {}),
+    ("taking state", {"incarnation": 3}),  # who comes for the one that was killed
+]
+ACTIONS = {
+    "killed": {},
+    "stopped for a while": {"action": STOP, "seconds": 0.3},
+    "stopped for ever": {"action": STOP},
+    "slow": {"action": SLEEP, "seconds": 0.4},
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("point", HANDSHAKE, ids=lambda point: point[0])
+def test_a_rejoin_is_disturbed(point: tuple[str, dict[str, Any]], action: str) -> None:
+    """Worker 1 dies; incarnation 3 takes its place and asks for the state."""
+    job = survive(
+        "gan",
+        3,
+        Fault("after backward", incarnation=1, count=20),
+        Fault(point[0], **point[1], **ACTIONS[action]),
+        args=(8, 12),
+    )
+    assert job.restarts >= 1
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("point", ["task begun", "piece computed"])
+def test_an_evaluation_is_disturbed(point: str, action: str) -> None:
+    place = "evaluate() in the loop over steps() (call 1) at step 5, batch 0"
+    job = survive("mlp", 3, Fault(point, facts={"place": place}, **ACTIONS[action]))
+    assert all(value["totals"] == job.values[0]["totals"] for value in job.values)

@@ -15,6 +15,7 @@ import torch
 from closeranks.lanes import words as w
 from closeranks.lanes.data import Source
 from closeranks.lanes.evaluation import Evaluation
+from closeranks.lanes.failure import watch
 from closeranks.lanes.script import Inside, Script
 from closeranks.lanes.seat import take_seat
 from closeranks.lanes.seeds import derive, seed_all
@@ -51,6 +52,7 @@ class Ranks:
         self._prepared = Prepared()
         self._worker = Worker(take_seat(os.environ), self._prepared, seed)
         self._script = Script(self._worker)
+        watch(self._worker)
         self._prints: dict[str, int] = {}
         self._run: Run | None = None
         seed_all(derive(seed, "start"))

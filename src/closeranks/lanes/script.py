@@ -60,15 +60,16 @@ class Script:
                 return None
             if self._pending is None and not (worker.is_lost or self._is_behind()):
                 break
+            was_lost = worker.is_lost
             tree = self._pending if self._pending is not None else self._fetch()
             position = tree["position"]
             if position["call"] > call:
                 self._pending, self._complete_until = tree, position["call"]
                 self.records = tree["records"]
             elif position["call"] < call:
-                # User code has left a loop in which the others still are, because it ran on
-                # numbers that were not the result of the step.
-                worker.give_up()
+                # User code has left a loop in which the others still are.
+                worker.is_lost = was_lost
+                worker.diverged(f"the others are in call {position['call']}", f"call {call}")
             else:
                 inside = self._load(tree)
         self._serve(call, inside)

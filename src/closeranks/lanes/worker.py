@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -70,7 +70,7 @@ class Worker:
         """Yields batches of lanes to compute; afterwards .grad is the average. Returns values."""
         self._next_tick()
         if self.is_lost:
-            return dict(self.follow()["values"])
+            return dict(self.follow(work.place)["values"])
         parameters = self.prepared.parameters()
         folds = self._folds_for(parameters)
         aside = [p.grad for p in parameters]
@@ -85,7 +85,7 @@ class Worker:
                 if task is None:
                     targets = targets_for(parameters, recent)
                     if not turn.is_complete():
-                        return dict(self._miss()["values"])
+                        return dict(self._miss(work.place)["values"])
                     lanes = self._take_results(turn, folds, targets)
                     if lanes is not None:
                         break
@@ -112,7 +112,7 @@ class Worker:
         if lanes[0].buffers is not None:
             self.buffers.adopt(lanes[0].buffers)
         values = mean_values(lanes)
-        self._finish({"values": values})
+        self._finish({"place": work.place, "values": values})
         seed_all(derive(self.seed, "after", *work.names))
         return values
 
@@ -122,7 +122,7 @@ class Worker:
         """The texts of all pieces, whoever computed them. If this worker is lost: an empty list."""
         self._next_tick()
         if self.is_lost:
-            return list(self.follow()["pieces"])
+            return list(self.follow(place)["pieces"])
         shape = Shape(place, count, may_repeat=may_repeat)
         turn = Turn(self.board, self.tick, shape, self._median_s(-1))
         while True:
@@ -132,7 +132,7 @@ class Worker:
                 if None not in texts:
                     break
                 if not turn.is_complete():
-                    return list(self._miss()["pieces"])
+                    return list(self._miss(place)["pieces"])
                 continue
             points.reach("task begun", tick=self.tick, task=task, place=place)
             began = time.monotonic()
@@ -142,7 +142,7 @@ class Worker:
             self._remember(-1, time.monotonic() - began)
             self.board.end_task()
         found = [text for text in texts if text is not None]
-        self._finish({"pieces": found})
+        self._finish({"place": place, "pieces": found})
         return found
 
     def _next_tick(self) -> None:
@@ -154,20 +154,39 @@ class Worker:
             )
         self.tick += 1
 
-    def follow(self) -> Any:
+    def follow(self, place: str) -> Any:
         """What came out of a tick that this worker does not take part in."""
         wait = Wait()
         while True:
             self.board.refresh()
             text = self.records.kept(self.tick)
             if text is not None:
-                return json.loads(text)
+                told = json.loads(text)
+                if told["place"] != place:
+                    self.diverged(f"the others were at {told['place']}", place)
+                return told
             others = [a.words[w.AT] for a in self.board.alive if not a.words[w.LOST]]
             if not others or max(others) >= self.tick + w.HISTORY_COUNT:
                 self.give_up()
             wait.once()
 
-    def give_up(self) -> None:
+    def diverged(self, theirs: str, place: str) -> None:
+        """User code of this worker does something else than that of the others."""
+        if self.is_lost:  # No wonder: it runs on numbers that are no results.
+            self.give_up()
+        raise LoopDiverged(
+            f"{theirs}, while worker {self.seat.worker} is at {place}: every worker must do the "
+            "same calls on its Ranks in the same order. Training stopped; let every decision "
+            "depend on step.values or on ranks.state, which are equal everywhere."
+        )
+
+    def check_end(self) -> None:
+        """The script has ended: the others should not be further than its end."""
+        self.board.refresh()
+        if not self.is_lost and self.board.ahead_of(self.tick + 1):
+            self.diverged("the others go on with their script", "its end")
+
+    def give_up(self) -> NoReturn:
         """Nobody can tell this process what it missed: it is to be started again, or not needed."""
         raise SystemExit(0 if self.board.anyone_has_ended() else AGAIN)
 
@@ -246,12 +265,13 @@ class Worker:
         self.board.me.words[w.AT] = self.tick + 1
         self.board.end_task()
 
-    def _miss(self) -> Any:
-        self.is_lost = True
+    def _miss(self, place: str) -> Any:
         self.board.me.words[w.LOST] = 1
         self.board.end_task()
         points.reach("overtaken", tick=self.tick)
-        return self.follow()
+        told = self.follow(place)
+        self.is_lost = True
+        return told
 
     # Memory and times.
 
