@@ -187,7 +187,7 @@ class DistributedDataParallel(Upkeep):
         attendance = Attendance(self.process_group)
         self._waiter = Waiter(attendance, self.warn_after_s)
         make = functools.partial(choose, self.process_group, self.device, self._waiter.wait)
-        self._exchange = LateExchange(self.process_group, make) if alone else make()
+        self._exchange = LateExchange(self.process_group, make, True) if alone else make()
         self._waiter.at_end = self._exchange.close
         candidates = parameters.candidates(self.module, self.parameters_to_ignore)
         synced_norm = any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())

@@ -18,18 +18,22 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Pending
+    from closeranks.exchange.layout import Layout
 
 
 class GroupExchange:
     """n ranks of one c10d process group."""
 
     scales_for_free = False
+    is_exact = True
+    format = "float32"
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.rank: int = group.rank()
         self.size: int = group.size()
-        self.way = f"group: {group_name(group)}"
+        self.transport = group_name(group)
+        self.way = f"group: {self.transport}"
         self._sum = dist.AllreduceOptions()
         self._max = dist.AllreduceOptions()
         self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
@@ -37,7 +41,9 @@ class GroupExchange:
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def all_reduce(self, tensor: Tensor, scale: float = 1.0) -> Pending:
+    def all_reduce(
+        self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None
+    ) -> Pending:
         if scale != 1.0:
             tensor.mul_(scale)
         # No group sums complex numbers, and the sum of pairs of reals is the same.

@@ -15,14 +15,18 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Exchange, Pending
+    from closeranks.exchange.layout import Layout
 
 
 class LateExchange:
     """Stands for the exchange that `make` will choose, on every rank at the same collective."""
 
-    def __init__(self, group: dist.ProcessGroup, make: Callable[[], Exchange]) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, make: Callable[[], Exchange], is_exact: bool
+    ) -> None:
         self.rank: int = group.rank()
         self.size: int = group.size()
+        self.is_exact = is_exact  # told, because it is asked for before there is an exchange
         self._make = make
         self._chosen: Exchange | None = None
 
@@ -37,8 +41,10 @@ class LateExchange:
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._now().allocate(numel, dtype, device)
 
-    def all_reduce(self, tensor: Tensor, scale: float = 1.0) -> Pending:
-        return self._now().all_reduce(tensor, scale)
+    def all_reduce(
+        self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None
+    ) -> Pending:
+        return self._now().all_reduce(tensor, scale, layout)
 
     def all_max(self, tensor: Tensor) -> Pending:
         return self._now().all_max(tensor)

@@ -44,6 +44,7 @@ from closeranks.segment.twin import combine
 if TYPE_CHECKING:
     from closeranks.exchange.base import Pending
     from closeranks.exchange.group import GroupExchange
+    from closeranks.exchange.layout import Layout
     from closeranks.segment.team import Team
 
 
@@ -51,6 +52,7 @@ class ShmExchange:
     """n ranks of one host; `group` serves what cannot go through memory."""
 
     scales_for_free = True
+    is_exact = True
 
     def __init__(self, team: Team, group: GroupExchange) -> None:
         self.rank, self.size = team.rank, team.size
@@ -79,7 +81,9 @@ class ShmExchange:
         weakref.finalize(tensor, self._resident.pop, tensor.data_ptr(), None).atexit = False
         return tensor
 
-    def all_reduce(self, tensor: Tensor, scale: float = 1.0) -> Pending:
+    def all_reduce(
+        self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None
+    ) -> Pending:
         if not self.takes(tensor):
             return self.group.all_reduce(tensor, scale)
         resident = self._resident.get(tensor.data_ptr())

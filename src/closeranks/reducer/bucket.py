@@ -10,9 +10,13 @@ late, and is told apart from what is under way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from closeranks.exchange.layout import Layout
 
 # From this mean size of a gradient on, copying and scaling each at once, while it is warm in the
 # cache, costs less than a second pass over the whole bucket; below it, one call for all does.
@@ -30,14 +34,15 @@ class Bucket:
         numbers: Sequence[int],
         parameters: Sequence[Tensor],
         memory: Tensor,
-        tail_count: int,
+        layout: Layout,
         batched: bool,
     ) -> None:
         self.position = position
         self.numbers = list(numbers)
         self.parameters = list(parameters)
         self.memory = memory  # what is exchanged: the gradients, then the tail
-        numel = memory.numel() - tail_count
+        self.layout: Layout | None = layout  # of the gradients
+        numel = layout.numel
         self.flat = memory[:numel]
         self.tail = memory[numel:]
         self.views = _views(self.flat, self.parameters)
@@ -147,6 +152,7 @@ class SparseBucket:
         self.parameters = [parameter]
         self.size_bytes = parameter.numel() * parameter.element_size()
         self.missing = 1
+        self.layout = None
         self.memory = self.flat = parameter.detach().new_zeros(0)
         self.tail = self.memory
         self.views: list[Tensor] = [parameter.detach()]
@@ -216,6 +222,22 @@ def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
             views.append(flat[offset : offset + numel].view(size))
         offset += numel
     return views
+
+
+def as_matrix(parameter: Tensor) -> tuple[int, int]:
+    """Rows and columns of a gradient as it lies in a bucket: a row for each step of the dimension
+    whose steps are longest."""
+    size, numel = parameter.size(), parameter.numel()
+    if numel == 0 or len(size) < 2:
+        return numel, 1
+    rows = size[0]
+    if _is_dense(parameter):
+        rows = max(zip(parameter.stride(), size, strict=True), key=lambda pair: _steps(*pair))[1]
+    return rows, numel // rows
+
+
+def _steps(stride: int, size: int) -> int:
+    return stride if size > 1 else 0
 
 
 def _is_dense(tensor: Tensor) -> bool:

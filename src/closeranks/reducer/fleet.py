@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from closeranks.reducer.bucket import Bucket, SparseBucket
+from closeranks.exchange.layout import Layout, Piece
+from closeranks.reducer.bucket import Bucket, SparseBucket, as_matrix
 from closeranks.reducer.plan import BucketPlan, make_plan
 from closeranks.reducer.tail import can_carry, tail_length
 
@@ -82,14 +83,15 @@ class Fleet:
         if first.sparse:
             return SparseBucket(position, plan.indices[0], first.parameter)
         with_tail = with_tail and can_carry(first.dtype, self._exchange.size)
-        parameters = [c.parameter for c in members]
+        layout = _layout(members)
         tail_count = tail_length(len(self.planned)) if with_tail else 0
-        numel, device = sum(p.numel() for p in parameters) + tail_count, first.parameter.device
+        numel, device = layout.numel + tail_count, first.parameter.device
         if by_hook:
             memory = torch.zeros(numel, dtype=first.dtype, device=device)
         else:
             memory = self._exchange.allocate(numel, first.dtype, device)
-        return Bucket(position, plan.indices, parameters, memory, tail_count, self._options.batched)
+        parameters = [c.parameter for c in members]
+        return Bucket(position, plan.indices, parameters, memory, layout, self._options.batched)
 
     def make_ready(self) -> None:
         """Every bucket waits for all of its gradients again."""
@@ -100,3 +102,12 @@ class Fleet:
 
     def names(self, numbers: Sequence[int]) -> list[str]:
         return [self._candidates[n].name for n in numbers]
+
+
+def _layout(members: Sequence[Candidate]) -> Layout:
+    pieces, start = [], 0
+    for member in members:
+        piece = Piece(member.name, start, *as_matrix(member.parameter))
+        pieces.append(piece)
+        start = piece.stop
+    return Layout(tuple(pieces))

@@ -40,8 +40,8 @@ def land(reducer: Reducer, discard: bool) -> None:
         if not discard:
             flight.bucket.give_back(reducer.options.as_view, slots)
     assert state.tail is not None, "every exchange has a tail"
-    if state.tail_alone:  # Only now: until here a hook may have started exchanges of its own.
-        pending = reducer.exchange.all_reduce(state.tail)
+    if state.tail_alone:
+        pending = state.tail_pending or reducer.exchange.all_reduce(state.tail)
         reducer.waiter.wait(pending, lambda: "the end of the backward")
     unit = 1.0 if state.tail_alone else reducer.scale.during
     reducer.news = news = tail.News(state.tail, unit)

@@ -84,7 +84,8 @@ class Reducer:
         self.forwards = Forwards()
         self.fleet = Fleet(self.candidates, exchange, options)
         self.increments = Increments(self.parameters, options.as_view)
-        self.tracks_increments = options.average is not True
+        # What is exchanged twice gives the same average again, but only if nothing is lost.
+        self.tracks_increments = options.average is not True or not exchange.is_exact
         self.news: tail.News | None = None  # of the newest exchange with others
         self.observed: list[int] = []  # how gradients fired in the newest exchange
         self.has_rebuilt_buckets = False
@@ -191,7 +192,8 @@ class Reducer:
     def allocate(self) -> None:
         """Give the buckets memory, if they have none."""
         by_hook = self.hook is not None
-        self.fleet.allocate(not by_hook and not self.options.skip_unused, by_hook)
+        carries_tail = not by_hook and not self.options.skip_unused and self.exchange.is_exact
+        self.fleet.allocate(carries_tail, by_hook)
 
     def _expect_unused(self) -> None:
         """Do not wait for parameters that this graph will not reach, as far as it can tell."""
@@ -273,7 +275,7 @@ class Reducer:
             is_last = bucket.position == len(self.fleet.buckets) - 1
             pending = self.hook.start(bucket, is_last)
         else:
-            pending = self.exchange.all_reduce(bucket.memory, self.scale.during)
+            pending = self.exchange.all_reduce(bucket.memory, self.scale.during, bucket.layout)
         bucket.detach()
         state.flights.append(Flight(bucket, pending, start_ns, self.stats))
 

@@ -13,6 +13,8 @@ from closeranks.reducer.flight import Flight
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from closeranks.exchange.base import Pending
+
 
 @dataclass(slots=True)
 class Round:
@@ -30,3 +32,4 @@ class Round:
     flights: list[Flight] = field(default_factory=list)
     tail: Tensor | None = None
     tail_alone: bool = False  # the tail travels by itself and not in the last bucket
+    tail_pending: Pending | None = None  # it has set off

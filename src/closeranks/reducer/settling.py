@@ -46,3 +46,5 @@ def settle(reducer: Reducer, zeros: bool) -> None:
         length = tail.tail_length(len(fleet.planned))
         state.tail = torch.empty(length, dtype=torch.int32, device=reducer.device)
         tail.write_tail(state.tail, used, flags)
+        if reducer.hook is None:  # A hook may start exchanges of its own until its buckets land.
+            state.tail_pending = reducer.exchange.all_reduce(state.tail)
