@@ -1,6 +1,6 @@
 # `make demo` and `make test` are the two commands; both set everything up when it is not there.
 #
-#   make demo    train a small classifier on two workers and prove that the replicas are equal
+#   make demo    train two small models on all cores and prove that the replicas are equal
 #   make test    all tests; the last line is pytest's
 #   make check   ruff, mypy and the house rules
 #   make bench   step times, interleaved with torch's own class; ARGS=--quick is a look
@@ -13,13 +13,11 @@
 .PHONY: demo test check bench chaos clean setup
 
 PYTHON_HERE := .venv/bin/python
-LOOPBACK := $(if $(filter Darwin,$(shell uname -s)),lo0,lo)
 
 export PYTHON TORCH_SPEC
 
 demo: setup
-	@GLOO_SOCKET_IFNAME=$(LOOPBACK) OMP_NUM_THREADS=1 .venv/bin/torchrun --standalone \
-		--local-addr=127.0.0.1 --nproc-per-node=2 examples/digits.py
+	@.venv/bin/closeranks demo $(ARGS)
 
 test: setup
 	$(PYTHON_HERE) -m pytest

@@ -12,8 +12,11 @@ GROUND = frozenset({"errors", "observe", "world"})
 # user holds may reach for everything below it.
 LAW: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
-    "cli": frozenset({"launch", "observe"}),
+    "cli": frozenset({"doctor", "launch", "observe"}),
+    "doctor": frozenset({"launch"}),
     "launch": frozenset({"segment"}),
+    "demo": frozenset({"ddp", "lanes"}),
+    "measure": frozenset({"ddp", "exchange", "segment"}),
     "lanes": frozenset({"checkpoint", "exchange", "reducer", "segment"}),
     "backend": frozenset({"exchange"}),
     "ddp": frozenset({"exchange", "reducer", "segment", "wire"}),
@@ -27,7 +30,7 @@ LAW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
 }
 
-TORCH_FREE = frozenset({"", "__main__", "cli", "errors", "launch", "observe"})
+TORCH_FREE = frozenset({"", "__main__", "cli", "doctor", "errors", "launch", "observe"})
 RESERVED = "(reserved)"
 
 

@@ -105,3 +105,26 @@ def test_a_bar_is_one_line_that_fits(width: int, total: int | None) -> None:
     assert "\n" not in bar and len(plain) <= width
     if width == 200:
         assert "[red]loss [/]" in plain
+
+
+def test_each_loop_has_rates_of_its_own() -> None:
+    """What a first loop did, and the pause after it, do not slow down or hasten the second."""
+    standings = Standings()
+    for rank in (1, 0):
+        for loop, began_s, rate in ((0, 0.0, 1000), (1, 12.0, 8)):
+            for second in range(4):
+                told = {"loop": loop, "step": second, "total": 3, "began_s": began_s}
+                told |= {"at_s": began_s + second, "samples_ever": 1000 * loop + rate * second}
+                told |= {"waited": 0.0, "values": {}, "is_done": loop == 1 and second == 3}
+                standings.tell(rank, told)
+    assert standings.standing().samples_per_s == pytest.approx(8.0)
+
+
+def test_a_loop_that_is_done_tells_its_whole_rate() -> None:
+    standings = Standings()
+    for second in range(41):  # fast for half of it, then slow
+        samples = 10 * min(second, 20) + max(0, second - 20)
+        told = {"loop": 0, "step": second, "total": 40, "began_s": 0.0, "at_s": float(second)}
+        told |= {"samples_ever": samples, "waited": 0.0, "values": {}, "is_done": second == 40}
+        standings.tell(0, told)
+    assert standings.standing().samples_per_s == pytest.approx(220 / 40)

@@ -55,6 +55,15 @@ def memory() -> Memory:
     return machine
 
 
+def pids_max() -> int | None:
+    """How many processes and threads the control group allows; None if it sets no limit."""
+    for name in ("pids.max", "pids/pids.max"):
+        text = _read(_own_group() / name).strip()
+        if text.isdigit():
+            return int(text)
+    return None
+
+
 def gpus() -> int:
     """How many CUDA devices a worker would see."""
     present = len([f for f in _listed("/dev") if re.fullmatch(r"nvidia\d+", f)])

@@ -18,6 +18,7 @@ from closeranks.launch.crew import Crew
 from closeranks.launch.environment import LAUNCHER, RUN_DIR, JobFacts, Place, for_worker
 from closeranks.launch.folder import make_folder
 from closeranks.launch.guard import Guard
+from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
 from closeranks.launch.options import RunOptions
 from closeranks.launch.policy import OrdinaryPolicy
@@ -25,7 +26,7 @@ from closeranks.launch.record import Worker
 from closeranks.launch.screen import Screen
 from closeranks.launch.share import Share, share_out
 from closeranks.launch.starter import ExecStarter, ForkStarter, Starter
-from closeranks.launch.supervisor import Job, Supervisor
+from closeranks.launch.supervisor import Supervisor
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 _OF_SERVER = ("OMP_NUM_THREADS", LAUNCHER, RUN_DIR)

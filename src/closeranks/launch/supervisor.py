@@ -13,10 +13,7 @@ Processes are the crew's business, words the report's, and what a death means th
 from __future__ import annotations
 
 import signal
-import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from closeranks.launch import ending as endings
@@ -25,6 +22,7 @@ from closeranks.launch.crew import Crew
 from closeranks.launch.ending import Ending
 from closeranks.launch.folder import JobFolder
 from closeranks.launch.hangs import HangWatch
+from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
 from closeranks.launch.machine import memory
 from closeranks.launch.output import Prefix
@@ -40,20 +38,6 @@ from closeranks.observe.report import failure_report, hang_report, outcome, rank
 _COLLECT_S, _COLLECT_AFTER_CONSEQUENCE_S = 0.05, 0.4
 _DRAIN_S = 0.5
 _TICK_S = 0.25
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the supervisor has to know of a job, and how it gets new workers started."""
-
-    size: int  # of the world: the ranks of all machines
-    show: frozenset[int] | None
-    grace_s: float
-    hang_report_s: float
-    hang_timeout_s: float | None
-    listener_of: Callable[[Worker], socket.socket | None]
-    message_of: Callable[[Worker], Message]  # the job that a worker is handed
-    prepare: Callable[[], None]  # called before all workers start, again or for the first time
 
 
 class Supervisor:

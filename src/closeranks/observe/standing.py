@@ -8,11 +8,12 @@ bar itself are rich's, which is loaded when there is a bar to draw.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from closeranks.observe.pace import Pace, amount, duration
+from closeranks.observe.pace import WINDOW_S, Pace, amount, duration
 
 _BAR_WIDTH_MAX = 40
 _NOTICEABLE = 0.1  # of the time
@@ -82,26 +83,31 @@ class Standings:
         self._leader = leader
         self._told: dict[int, dict[str, Any]] = {}
         self._steps, self._samples = Pace(), dict[int, Pace]()
+        self._samples_of_loop: dict[int, Pace] = {}
         self._loop: object = None
 
     def tell(self, rank: int, told: Mapping[str, Any]) -> bool:
         """Take what a rank says; whether it was the leader, so that there is something new."""
         if rank == self._leader and told["loop"] != self._loop:
             self._loop, self._steps = told["loop"], Pace()
+            self._samples.clear()  # What lies between two loops is no part of either.
+            self._samples_of_loop.clear()
         self._told[rank] = dict(told)
-        self._samples.setdefault(rank, Pace()).note(told["at_s"], told["samples_ever"])
+        for paces, window_s in ((self._samples, WINDOW_S), (self._samples_of_loop, math.inf)):
+            paces.setdefault(rank, Pace(window_s)).note(told["at_s"], told["samples_ever"])
         if rank == self._leader:
             self._steps.note(told["at_s"], told["step"])
         return rank == self._leader
 
     def standing(self) -> Standing:
         told = self._told[self._leader]
+        paces = self._samples_of_loop if told["is_done"] else self._samples
         return Standing(
             step=told["step"],
             total=told["total"],
             elapsed_s=told["at_s"] - told["began_s"],
             steps_per_s=self._steps.rate,
-            samples_per_s=sum(pace.rate for pace in self._samples.values()),
+            samples_per_s=sum(pace.rate for pace in paces.values()),
             values=told["values"],
             slowest=self._slowest(),
             is_done=told["is_done"],

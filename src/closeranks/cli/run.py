@@ -1,17 +1,11 @@
-"""The command line: `closeranks run | demo | bench | doctor`. Parses, then calls one function.
-
-Imports what a command needs when it is asked for, and never torch.
-"""
+"""`closeranks run`: its options, and from their values to RunOptions."""
 
 from __future__ import annotations
 
 import argparse
-import re
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from closeranks.cli.parser import Commands, add_option, value_of
 from closeranks.launch.options import (
     RunOptions,
     parse_endpoint,
@@ -20,49 +14,8 @@ from closeranks.launch.options import (
     parse_workers,
 )
 
-_BAD_INPUT = 2
-_INTERRUPTED = 130
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = make_parser()
-    try:
-        values = parser.parse_args(given)
-        return int(values.call(values))
-    except ValueError as error:
-        sys.stderr.write(f"closeranks: {error}\n")
-        return _BAD_INPUT
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-
-
-class _Parser(argparse.ArgumentParser):
-    """One clear line instead of a page of usage."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        message = re.sub(r"^argument [^:]+: (?!invalid|expected|not allowed)", "", message)
-        raise ValueError(f"{message} (`{self.prog} --help` shows what there is)")
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="closeranks",
-        description="Run, watch and measure data-parallel training with PyTorch.",
-    )
-    parser.set_defaults(call=lambda values: _show_help(parser))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    add_run(commands)
-    return parser
-
-
-def _show_help(parser: argparse.ArgumentParser) -> int:
-    sys.stdout.write(parser.format_help())
-    return 0
-
-
-def add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
+def add_run(commands: Commands) -> None:
     run = commands.add_parser(
         "run",
         help="run a script on all cores or GPUs of this machine",
@@ -81,17 +34,19 @@ def add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_job(run: argparse.ArgumentParser) -> None:
     group = run.add_argument_group("the job")
-    _add(
+    add_option(
         group,
         "-n",
         "--nproc-per-node",
-        type=_value(parse_workers),
+        type=value_of(parse_workers),
         metavar="N",
         dest="workers",
         help="workers on this machine (default: one for each GPU, or else for each core)",
     )
-    _add(group, "-m", "--module", action="store_true", help="SCRIPT is a module, as with python -m")
-    _add(
+    add_option(
+        group, "-m", "--module", action="store_true", help="SCRIPT is a module, as with python -m"
+    )
+    add_option(
         group,
         "--max-restarts",
         type=int,
@@ -99,7 +54,7 @@ def _add_job(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start all workers again after a failure, at most N times (default 0)",
     )
-    _add(
+    add_option(
         group,
         "--no-fork",
         dest="fork",
@@ -112,15 +67,15 @@ def _add_job(run: argparse.ArgumentParser) -> None:
 
 def _add_output(run: argparse.ArgumentParser) -> None:
     group = run.add_argument_group("output")
-    _add(
+    add_option(
         group,
         "--show",
-        type=_value(parse_ranks),
+        type=value_of(parse_ranks),
         metavar="RANKS",
         help="show only these ranks, like 0 or 0,3 or 0-3; the logs hold all",
     )
-    _add(group, "--log-dir", type=Path, metavar="DIR", help="where logs go (default: runs)")
-    _add(
+    add_option(group, "--log-dir", type=Path, metavar="DIR", help="where logs go (default: runs)")
+    add_option(
         group,
         "--name",
         metavar="NAME",
@@ -130,7 +85,7 @@ def _add_output(run: argparse.ArgumentParser) -> None:
 
 def _add_trouble(run: argparse.ArgumentParser) -> None:
     group = run.add_argument_group("when something goes wrong")
-    _add(
+    add_option(
         group,
         "--hang-report",
         type=float,
@@ -138,14 +93,14 @@ def _add_trouble(run: argparse.ArgumentParser) -> None:
         metavar="S",
         help="say which rank the others wait for, after S seconds (default 60)",
     )
-    _add(
+    add_option(
         group,
         "--hang-timeout",
         type=float,
         metavar="S",
         help="end a job that hangs so long, with exit code 124 (default: never)",
     )
-    _add(
+    add_option(
         group,
         "--grace",
         type=float,
@@ -157,49 +112,28 @@ def _add_trouble(run: argparse.ArgumentParser) -> None:
 
 def _add_machines(run: argparse.ArgumentParser) -> None:
     group = run.add_argument_group("several machines: run the same command on each")
-    _add(
+    add_option(
         group,
         "--nnodes",
-        type=_value(parse_nodes),
+        type=value_of(parse_nodes),
         default=1,
         metavar="N",
         help="how many machines",
     )
-    _add(group, "--node-rank", type=int, metavar="R", help="the number of this one, from 0")
-    _add(
+    add_option(group, "--node-rank", type=int, metavar="R", help="the number of this one, from 0")
+    add_option(
         group,
         "--rdzv-endpoint",
-        type=_value(parse_endpoint),
+        type=value_of(parse_endpoint),
         metavar="HOST:PORT",
         help="where the launchers meet; the first machine listens there",
     )
-    _add(
+    add_option(
         group,
         "--standalone",
         action="store_true",
         help="this machine alone, which is the default",
     )
-
-
-def _add(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
-    """An option, also understood when it is spelled with _ as torchrun allows."""
-    kept = group.add_argument(*names, **options)
-    spellings = ["--" + name[2:].replace("-", "_") for name in names if "-" in name[2:]]
-    if spellings:
-        hidden = {"dest": kept.dest, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-        group.add_argument(*spellings, **(options | hidden))
-
-
-def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser of values whose own words reach the user."""
-
-    def parse_or_explain(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parse_or_explain
 
 
 def _run(values: argparse.Namespace) -> int:
