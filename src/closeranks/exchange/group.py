@@ -4,8 +4,8 @@ Calls the group's own methods and not `torch.distributed.all_reduce`, so that gr
 never registered with torch.distributed work as well. Uses only allreduce and broadcast, because
 that is all that a group written by a user is likely to have.
 
-Run on one GPU, never on several: the order of streams is left to the group, which makes the stream that is
-current at wait() wait for the result, as torch's own reducer relies on.
+Run on one GPU, never on several: the order of streams is left to the group, which makes the stream
+that is current at wait() wait for the result, as torch's own reducer relies on.
 """
 
 from __future__ import annotations
