@@ -23,11 +23,12 @@ from pathlib import Path
 import keeping
 import machine
 import mpi_ranks
-import turns
+import peers
 from rich.console import Console
-from turns import MIB
 
 import ranks
+from closeranks.bench import allreduce, picture, tables
+from closeranks.bench.raw import MIB
 
 SIZES_MIB = (4 / 1024, 64 / 1024, 1.0, 25.0, 100.0, 400.0)
 _LARGE_RANKS = 2  # more ranks than these are measured up to this size only
@@ -41,7 +42,7 @@ class Report:
     command: str
     environment: dict[str, str]
     rounds: int
-    results: list[turns.Result]
+    results: list[allreduce.Result]
 
 
 def arguments() -> argparse.Namespace:
@@ -72,25 +73,25 @@ def main() -> int:
         with console.status(f"{size} ranks"), mpi_ranks.running(size, ranks.pins(size)) as mpi:
             load_before = machine.load()
             try:
-                blocks = ranks.run(size, given.deadline_s, turns.measure, numels, given.rounds, mpi)
+                blocks = ranks.run(size, given.deadline_s, peers.measure, numels, given.rounds, mpi)
             except ranks.RankFailed as error:
                 failed = True
                 console.print(f"{size} ranks were not measured: {error}", markup=False)
                 continue
             loads = load_before, machine.load()
-            report.results += turns.collect(size, ranks.pins(size) is not None, loads, blocks)
+            report.results += allreduce.collect(size, ranks.pins(size) is not None, loads, blocks)
     show(report, given)
     return 1 if failed else 0
 
 
 def show(report: Report, given: argparse.Namespace) -> None:
     """On the screen, and wherever else it was asked for."""
-    text = keeping.as_text(turns.tables(report.results, report.rounds))
+    text = tables.as_text(tables.allreduce_parts(report.results, report.rounds))
     for key, value in report.environment.items():
         print(f"{key}: {value}")
     print(text)
     if given.plot:
-        turns.draw(report.results, given.plot)
+        picture.draw(report.results, given.plot)
     if given.keep:
         folder = keeping.keep(
             "allreduce",
@@ -100,7 +101,7 @@ def show(report: Report, given: argparse.Namespace) -> None:
             dataclasses.asdict(report),
             pictures=("time.png",),
         )
-        turns.draw(report.results, folder / "time.png")
+        picture.draw(report.results, folder / "time.png")
         print(f"kept in {folder.relative_to(machine.ROOT)}")
 
 

@@ -6,17 +6,11 @@ Knows nothing of what was measured.
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
-
-WIDTH = 100
 _RESULTS = Path(__file__).parent / "results"
 
 
@@ -44,29 +38,6 @@ def keep(
 
 def write_json(path: Path, raw: Any) -> None:
     path.write_text(json.dumps(_rounded(raw)) + "\n", "utf-8")
-
-
-def as_text(parts: Sequence[RenderableType]) -> str:
-    """As a terminal of the usual width would show it, without colours."""
-    shown = io.StringIO()
-    console = Console(width=WIDTH, file=shown, color_system=None)
-    for part in parts:
-        console.print(part, soft_wrap=False, highlight=False)
-    return "\n".join(line.rstrip() for line in shown.getvalue().splitlines()) + "\n"
-
-
-def table(title: str, columns: Sequence[str], left: Sequence[str]) -> Table:
-    """An empty table; the columns named in `left` hold text."""
-    made = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for column in columns:
-        made.add_column(column, justify="left" if column in left else "right", no_wrap=True)
-    return made
 
 
 def _unused_folder(name: str) -> Path:

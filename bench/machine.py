@@ -1,39 +1,20 @@
-"""Where a measurement was taken: processor, versions, commit, load. Knows nothing of results."""
+"""Where a measurement was taken: processor, versions, load, and the commit. Knows no results."""
 
 from __future__ import annotations
 
-import os
-import platform
 import subprocess
 from pathlib import Path
 
-import torch
+from closeranks.bench import where
+from closeranks.bench.where import cores, load
 
-from ranks import usable_cores
+__all__ = ["ROOT", "commit", "cores", "describe", "load"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def describe() -> dict[str, str]:
-    return {
-        "processor": _processor(),
-        "cores": f"{cores()} usable of {os.cpu_count()}",
-        "memory": f"{_memory_gib():.0f} GiB",
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load average": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
-        "commit": commit(),
-    }
-
-
-def cores() -> int:
-    return len(usable_cores()) or os.cpu_count() or 1
-
-
-def load() -> float:
-    """The load average of the last minute."""
-    return os.getloadavg()[0]
+    return where.describe() | {"commit": commit()}
 
 
 def commit() -> str:
@@ -53,16 +34,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

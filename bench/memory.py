@@ -17,9 +17,10 @@ from pathlib import Path
 
 import psutil
 import torch
-from cases import loss_of, make_optimizer, perceptron
 from torch import nn
-from variants import VARIANTS
+
+from closeranks.measure.cases import loss_of, make_optimizer, perceptron
+from closeranks.measure.variants import VARIANTS
 
 LAYERS = 25
 _M_MMAP_THRESHOLD = -3  # mallopt: from this size on, memory is mapped and unmapped by itself

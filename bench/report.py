@@ -9,20 +9,16 @@ import dataclasses
 from pathlib import Path
 
 import keeping
-from cases import CASES
-from findings import Comparison, Result, best, median, verdict
 from memory import Memory
 from rich.console import RenderableType
 from rich.table import Table
-from variants import PAIRS
+
+from closeranks.bench import tables
+from closeranks.bench.findings import Result, verdict
+from closeranks.bench.raw import PAIRS, TITLES
 
 _TEXTS = ("case", "variant", "view")
 _DIFFERENCE_MAX = 1e-5
-_STEP_LEGEND = """\
-ratio, fwd+bwd, cpu: ours to torch's, below 1 is less; first of the best steps, then the median of
-the ratios within each round. cpu: processor time of all threads, first of the best block. load: the
-average before and after. *: ranks share cores; otherwise each is pinned to its own.
-"""
 _OVERLAP_LEGEND = """\
 Medians over the steps of all ranks. inside: while gradients were still being computed.
 """
@@ -47,13 +43,12 @@ class Report:
         """From top to bottom, for a console."""
         parts: list[RenderableType] = []
         if self.results:
-            titles = {name: case.title for name, case in CASES.items()}
-            parts += [step_table(self.results, self.rounds), _STEP_LEGEND]
+            parts += [tables.step_table(self.results, self.rounds), tables.STEP_LEGEND]
             parts += [overlap_table(self.results), _OVERLAP_LEGEND]
         if self.memory:
             parts += [memory_table(self.memory), _MEMORY_LEGEND]
         if self.results:
-            parts.append(verdict(self.results, titles))
+            parts.append(verdict(self.results, TITLES))
         for result in self.results:
             if result.difference > _DIFFERENCE_MAX:
                 parts.append(
@@ -72,36 +67,12 @@ class Report:
 
     def keep(self, name: str) -> Path:
         """Write a dated folder with command, environment, commit and raw numbers."""
-        text = keeping.as_text(self.parts())
+        text = tables.as_text(self.parts())
         return keeping.keep(name, self.command, self.environment, text, dataclasses.asdict(self))
 
 
-def step_table(results: list[Result], rounds: int) -> Table:
-    table = keeping.table(
-        f"Step time in ms, best/median of {rounds} rounds",
-        ("case", "ranks", "view", "no sync", "torch", "ours", "ratio", "fwd+bwd", "cpu"),
-        left=_TEXTS,
-    )
-    for result in results:
-        load = f"  load {result.load_before:.1f} -> {result.load_after:.1f}"
-        for as_view, theirs, ours in PAIRS:
-            table.add_row(
-                load if as_view else CASES[result.case].title,
-                "" if as_view else f"{result.ranks}{'' if result.pinned else '*'}",
-                "yes" if as_view else "no",
-                "" if as_view else _times(result, "no sync"),
-                _times(result, theirs),
-                _times(result, ours),
-                _ratios(result.comparisons[ours]),
-                _ratios(result.backward_comparisons[ours]),
-                _ratios(result.cpu_comparisons[ours]),
-                end_section=as_view,
-            )
-    return table
-
-
 def overlap_table(results: list[Result]) -> Table:
-    table = keeping.table(
+    shown = tables.table(
         "Exchange of closeranks inside the backward (traced, not timed)",
         (
             "case",
@@ -117,8 +88,8 @@ def overlap_table(results: list[Result]) -> Table:
     for result in results:
         for as_view, _, ours in PAIRS:
             found = result.overlaps[ours]
-            table.add_row(
-                "" if as_view else CASES[result.case].title,
+            shown.add_row(
+                "" if as_view else TITLES[result.case],
                 "" if as_view else str(result.ranks),
                 "yes" if as_view else "no",
                 str(found.buckets),
@@ -127,12 +98,12 @@ def overlap_table(results: list[Result]) -> Table:
                 f"{found.share_inside:.0%}",
                 end_section=as_view,
             )
-    return table
+    return shown
 
 
 def memory_table(memory: dict[str, list[Memory]]) -> Table:
     gradients = next(iter(memory.values()))[0].gradients
-    table = keeping.table(
+    shown = tables.table(
         f"Growth of a rank's resident memory in MB, for {gradients:.0f} MB of gradients",
         ("variant", "at rest", "x gradients", "peak"),
         left=_TEXTS,
@@ -140,21 +111,10 @@ def memory_table(memory: dict[str, list[Memory]]) -> Table:
     for name, of_ranks in memory.items():
         at_rest = max(rank.at_rest for rank in of_ranks)
         peaks = [rank.peak for rank in of_ranks if rank.peak is not None]
-        table.add_row(
+        shown.add_row(
             name,
             f"{at_rest:.1f}",
             f"{at_rest / gradients:.2f}",
             f"{max(peaks):.1f}" if peaks else "not known",
         )
-    return table
-
-
-def _times(result: Result, variant: str) -> str:
-    rounds = result.step_ms[variant]
-    return "/".join(
-        f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" for ms in (best(rounds), median(rounds))
-    )
-
-
-def _ratios(comparison: Comparison) -> str:
-    return f"{comparison.ratio_best:.2f} {comparison.ratio_median:.2f}"
+    return shown

@@ -16,17 +16,17 @@ import shlex
 import sys
 from pathlib import Path
 
-import findings
 import machine
 import memory
-import rounds
-from cases import CASES
-from keeping import WIDTH
 from report import Report
 from rich.console import Console
-from variants import VARIANTS
 
 import ranks
+from closeranks.bench import findings
+from closeranks.bench.tables import WIDTH
+from closeranks.measure import rounds
+from closeranks.measure.cases import CASES
+from closeranks.measure.variants import VARIANTS
 
 _NAMES = {"auto": "step", "group": "step-group"}
 _MEMORY = "memory"

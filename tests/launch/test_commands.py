@@ -62,19 +62,41 @@ def test_the_demo_trains_twice_and_proves_it(tmp_path: Path) -> None:
     assert re.search(r"closeranks: step 40/40 \(100%\), .* samples/s", done.stderr)
 
 
-def test_the_demo_names_what_it_lacks(tmp_path: Path) -> None:
+def test_the_bench_measures_this_machine(tmp_path: Path) -> None:
+    done = closeranks(tmp_path, "bench", "-n", "2", "--quick", "--json", "--plot", "out.png")
+    assert done.returncode == 0, done
+    told = json.loads(done.stdout)
+    assert [each["size_bytes"] for each in told["allreduce"]] == [4 << 10, 1 << 20, 25 << 20]
+    for each in told["allreduce"]:
+        assert {"gloo", "ours, C", "door 2, C", "limit: in place"} <= each["ms"].keys()
+    assert [each["case"] for each in told["steps"]] == ["tiny", "mlp16"]
+    for each in told["steps"]:
+        assert {"no sync", "torch", "ours"} <= each["step_ms"].keys()
+        assert each["difference"] < 1e-5  # it was the same work
+    assert re.match(r"On this machine 2 ranks all-reduce 25 MiB [\d.]+ times", told["verdict"])
+    assert told["verdict"].count(".\n") == 0 and told["verdict"].endswith(").")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.png"]
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks", "extra"), [("demo", "sklearn", "demo"), ("bench", "matplotlib", "plot")]
+)
+def test_what_is_lacking_is_named(tmp_path: Path, command: str, lacks: str, extra: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
         "find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'sklearn' else find(name, *a)\n"
+        f"u.find_spec = lambda name, *a: None if name == '{lacks}' else find(name, *a)\n"
     )
-    done = closeranks(tmp_path, "demo", env={"PYTHONPATH": str(tmp_path)})
+    options = ["--plot", "out.png"] if command == "bench" else []
+    done = closeranks(tmp_path, command, *options, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and "pip install 'closeranks[demo]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert f"pip install 'closeranks[{extra}]'" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["demo"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["demo"], ["bench"], ["doctor"]])
 def test_help_is_on_standard_output(tmp_path: Path, command: list[str]) -> None:
     done = closeranks(tmp_path, *command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -100,6 +122,8 @@ def test_help_is_on_standard_output(tmp_path: Path, command: list[str]) -> None:
         (["run", "--log-dir", "train.py/logs", "train.py"], "--log-dir train.py/logs cannot be"),
         (["doctor", "--fast"], "--fast: no such option (`closeranks doctor --help`"),
         (["demo", "-n", "0"], "-n 0: a job has"),
+        (["bench", "-n", "1"], "-n 1: there is nothing to exchange"),
+        (["bench", "--plot", "no/such/out.png"], "--plot no/such/out.png: name a file"),
         (["trian"], "trian"),
     ],
 )

@@ -12,11 +12,12 @@ GROUND = frozenset({"errors", "observe", "world"})
 # user holds may reach for everything below it.
 LAW: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
-    "cli": frozenset({"doctor", "launch", "observe"}),
+    "cli": frozenset({"bench", "doctor", "launch", "observe"}),
     "doctor": frozenset({"launch"}),
+    "measure": frozenset({"bench", "ddp", "exchange", "segment"}),
+    "bench": frozenset({"launch"}),
     "launch": frozenset({"segment"}),
     "demo": frozenset({"ddp", "lanes"}),
-    "measure": frozenset({"ddp", "exchange", "segment"}),
     "lanes": frozenset({"checkpoint", "exchange", "reducer", "segment"}),
     "backend": frozenset({"exchange"}),
     "ddp": frozenset({"exchange", "reducer", "segment", "wire"}),
@@ -30,7 +31,7 @@ LAW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
 }
 
-TORCH_FREE = frozenset({"", "__main__", "cli", "doctor", "errors", "launch", "observe"})
+TORCH_FREE = frozenset({"", "__main__", "bench", "cli", "doctor", "errors", "launch", "observe"})
 RESERVED = "(reserved)"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from closeranks.cli.bench import add_bench
 from closeranks.cli.demo import add_demo
 from closeranks.cli.doctor import add_doctor
 from closeranks.cli.parser import Parser
@@ -43,7 +44,7 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", dest="which", parser_class=Parser
     )
-    for add in (add_run, add_demo, add_doctor):
+    for add in (add_run, add_demo, add_bench, add_doctor):
         add(commands)
     return parser
 

@@ -12,36 +12,18 @@ from __future__ import annotations
 import copy
 import random
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import CASES, loss_of, make_optimizer
 from torch import Tensor, nn
-from variants import PAIRS, VARIANTS
+
+from closeranks.bench.raw import PAIRS, RankResult, Times
+from closeranks.measure.cases import CASES, loss_of, make_optimizer
+from closeranks.measure.variants import VARIANTS
 
 _WARM_BLOCKS = 2
 _TRACED_STEPS = 12
-
-
-@dataclass
-class Times:
-    """Milliseconds of one rank: for each round a list, with a number for each step."""
-
-    step: list[list[float]] = field(default_factory=list)
-    backward: list[list[float]] = field(default_factory=list)  # forward and backward alone
-    cpu: list[list[float]] = field(default_factory=list)  # of all threads; one mean for a block
-
-
-@dataclass
-class RankResult:
-    """What one rank brings home from one case."""
-
-    times: dict[str, Times]
-    # For each traced step: name, start and end of the backward and of every exchange.
-    spans: dict[str, list[tuple[str, int, int]]]
-    difference: float  # the largest between a weight of ours and torch's, relative to the largest
 
 
 class Trainee:
@@ -102,7 +84,8 @@ def _difference(ours: Trainee, theirs: Trainee) -> float:
 
 def _trace(trainee: Trainee) -> list[tuple[str, int, int]]:
     """The spans of a few steps, with the true ends of exchanges, which cost a callback each."""
-    stats: Any = trainee.model.reducer.stats  # type: ignore[union-attr]
+    model: Any = trainee.model
+    stats = model.reducer.stats
     stats.traces = True
     stats.spans.clear()
     trainee.block(_TRACED_STEPS - 1, Times())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from closeranks import DistributedDataParallel
+from closeranks.ddp.wrapper import DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,3 @@ VARIANTS = {
         Variant("ours view", DistributedDataParallel, as_view=True),
     )
 }
-# (is the gradient a view of its bucket?, torch's, ours)
-PAIRS = ((False, "torch", "ours"), (True, "torch view", "ours view"))

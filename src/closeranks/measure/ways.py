@@ -7,28 +7,20 @@ ranks ask for the same blocks in the same order. Knows nothing of rounds and tab
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from mpi_client import MpiClient
 from torch import Tensor
 
+from closeranks.bench.raw import COPY, DOOR_2, GLOO, IN_PLACE, OURS
 from closeranks.exchange.choose import choose
 from closeranks.segment.kernels import kinds_here
 
 Run = Callable[[], object]
-
-GLOO, MPI, DEEPSPEED = "gloo", "OpenMPI", "DeepSpeed"
-IN_PLACE, COPY = "limit: in place", "limit: copy"
-OURS = {"c": "ours, C", "python": "ours, Python"}
-DOOR_2 = {"c": "door 2, C", "python": "door 2, Python"}
-LIMITS = (IN_PLACE, COPY)
 
 
 class Way:
@@ -59,40 +51,13 @@ class Way:
         return times
 
 
-class MpiWay(Way):
-    """All-reduce by MPI, in processes that mpirun has started: one for each rank."""
-
-    def __init__(self, client: MpiClient) -> None:
-        super().__init__(MPI, lambda numel: (torch.zeros(0), lambda: None))
-        self._client = client
-        self._numel = 0
-
-    def prepare(self, numel: int) -> None:
-        self._numel = numel
-
-    def release(self) -> None:
-        self._client.block(0, 0)
-
-    def block(self, repetitions: int) -> list[float]:
-        dist.barrier()
-        return self._client.block(self._numel, repetitions)
-
-
-@contextlib.contextmanager
-def all_ways(rank: int, size: int, mpi_folder: str) -> Iterator[dict[str, Way]]:
-    """Whatever can be had here, by name; mpi_folder is where MPI's processes listen, if any."""
+def all_ways() -> list[Way]:
+    """Whatever can be had here without another package."""
     ways = [Way(GLOO, _gloo)]
     for kind in kinds_here():
         with _kernels(kind):
             ways += [Way(OURS[kind], _resident()), Way(DOOR_2[kind], _door_2())]
-    deepspeed = _deepspeed(rank, size)
-    if deepspeed is not None:
-        ways.append(deepspeed)
-    ways += [Way(IN_PLACE, _in_place), Way(COPY, _copy)]
-    with contextlib.ExitStack() as stack:
-        if mpi_folder:
-            ways.append(MpiWay(stack.enter_context(MpiClient(Path(mpi_folder), rank))))
-        yield {way.name: way for way in ways}
+    return [*ways, Way(IN_PLACE, _in_place), Way(COPY, _copy)]
 
 
 @contextlib.contextmanager
@@ -149,31 +114,3 @@ def _in_place(numel: int) -> tuple[Tensor, Run]:
 def _copy(numel: int) -> tuple[Tensor, Run]:
     tensor, other = torch.zeros(numel), torch.zeros(numel)
     return tensor, lambda: other.copy_(tensor)
-
-
-def _deepspeed(rank: int, size: int) -> Way | None:
-    """DeepSpeed's all-reduce through shared memory, if it is installed and can be built."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return None
-    os.environ |= {"LOCAL_SIZE": str(size), "MASTER_ADDR": "bench", "DS_ACCELERATOR": "cpu"}
-    os.environ["MASTER_PORT"] = str(os.getppid())
-    try:
-        from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-
-        if rank:  # One builds, the others find it built.
-            dist.barrier()
-        operations = ShareMemCommBuilder().load(verbose=False)
-        if not rank:
-            dist.barrier()
-        operations.initialize(size, rank)
-    except (ImportError, RuntimeError, OSError) as error:
-        if not rank:
-            print(f"DeepSpeed is left out: {error}")
-        return None
-    reduce = torch.ops.deepspeed.inference_all_reduce_
-
-    def make(numel: int) -> tuple[Tensor, Run]:
-        tensor = torch.zeros(numel)
-        return tensor, lambda: reduce(tensor)
-
-    return Way(DEEPSPEED, make)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from variants import PAIRS
+from closeranks.bench.raw import PAIRS, RankResult
 
 Rounds = list[list[float]]  # milliseconds: for each round, for each step
 Span = tuple[str, int, int]  # name, start_ns, end_ns
@@ -139,7 +138,9 @@ def _covered_ns(intervals: Iterable[tuple[int, int]]) -> int:
     return covered
 
 
-def collect(case: str, loads: tuple[float, float], pinned: bool, of_ranks: Sequence[Any]) -> Result:
+def collect(
+    case: str, loads: tuple[float, float], pinned: bool, of_ranks: Sequence[RankResult]
+) -> Result:
     """Join what the ranks of one case brought home."""
     names = list(of_ranks[0].times)
     step = {name: slowest([r.times[name].step for r in of_ranks]) for name in names}

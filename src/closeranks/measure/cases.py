@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from closeranks.bench.raw import TITLES
+
 
 @dataclass(frozen=True)
 class Case:
@@ -55,16 +57,17 @@ def transformer() -> nn.Module:
 CASES = {
     case.name: case
     for case in (
-        Case("tiny", "160 tiny layers", tiny_layers, (8, 16), 10),
-        Case("mlp16", "MLP 25 MB, batch 16", perceptron, (16, 1024), 4),
-        Case("mlp128", "MLP 25 MB, batch 128", perceptron, (128, 1024), 2),
-        Case("transformer", "transformer", transformer, (8, 64, 256), 2),
+        Case("tiny", TITLES["tiny"], tiny_layers, (8, 16), 10),
+        Case("mlp16", TITLES["mlp16"], perceptron, (16, 1024), 4),
+        Case("mlp128", TITLES["mlp128"], perceptron, (128, 1024), 2),
+        Case("transformer", TITLES["transformer"], transformer, (8, 64, 256), 2),
     )
 }
 
 
 def loss_of(output: Tensor) -> Tensor:
-    return output.square().mean()
+    loss: Tensor = output.square().mean()
+    return loss
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
