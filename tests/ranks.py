@@ -21,16 +21,27 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.hosts import network
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     ["torch", "torch.distributed", "closeranks.ddp.wrapper", "tests.ranks"]
 )
 _STACK_SIGNAL = signal.SIGUSR1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: a network namespace or none, where it meets the others, its interface."""
+
+    namespace: str
+    init_method: str
+    interface: str
 
 
 @dataclass(frozen=True)
@@ -72,11 +83,13 @@ def try_ranks(
     init_group: bool = True,
     env: dict[str, str] | None = None,
     backend: str = "gloo",
+    places: Sequence[Place] = (),
 ) -> list[Outcome]:
     """Run fn(rank, *args) on n ranks and return how each of them ended, by rank.
 
     init_group=False starts the ranks without a process group, with RANK, WORLD_SIZE, MASTER_ADDR
-    and so on unset. Missing the deadline is always a failure of the test.
+    and so on unset. `places` says where each rank is, if not here. Missing the deadline is always
+    a failure of the test.
     """
     folder = Path(tempfile.mkdtemp(prefix="closeranks-test-"))
     ranks, pipes = [], []
@@ -84,7 +97,8 @@ def try_ranks(
         for rank in range(n):
             ours, theirs = _SERVER.Pipe(duplex=False)
             how = backend if init_group else ""
-            setup = _Setup(rank, n, str(folder), group_timeout_s, how, env or {})
+            place = places[rank] if places else Place("", f"file://{folder}/store", "lo")
+            setup = _Setup(rank, n, str(folder), group_timeout_s, how, env or {}, place)
             process = _SERVER.Process(target=_rank_main, args=(setup, theirs, fn, args))
             process.start()
             theirs.close()
@@ -109,6 +123,7 @@ class _Setup:
     group_timeout_s: float
     backend: str  # of the group; empty is no group
     env: dict[str, str]
+    place: Place
 
 
 def _collect(ranks: list[Any], pipes: list[Any], deadline_s: float, folder: Path) -> list[Outcome]:
@@ -155,7 +170,9 @@ def _rank_main(setup: _Setup, pipe: Any, fn: Callable[..., Any], args: tuple[Any
     faulthandler.register(_STACK_SIGNAL, file=stacks, all_threads=True)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         os.environ.pop(name, None)
-    os.environ.update({"GLOO_SOCKET_IFNAME": "lo"} | setup.env)
+    os.environ.update({"GLOO_SOCKET_IFNAME": setup.place.interface} | setup.env)
+    if setup.place.namespace:
+        network.join(setup.place.namespace)
     started = time.monotonic()
     try:
         import torch
@@ -165,7 +182,7 @@ def _rank_main(setup: _Setup, pipe: Any, fn: Callable[..., Any], args: tuple[Any
         if setup.backend:
             torch.distributed.init_process_group(
                 setup.backend,
-                init_method=f"file://{setup.folder}/store",
+                init_method=setup.place.init_method,
                 rank=setup.rank,
                 world_size=setup.size,
                 timeout=datetime.timedelta(seconds=setup.group_timeout_s),

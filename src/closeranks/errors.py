@@ -9,7 +9,7 @@
     +-- ExchangeFailed     an exchange between ranks did not end
         +-- RankAbsent     a rank did not come: look at that rank
         |   +-- OutOfData  it left its training loop before the others: use join()
-        +-- PeerLost       a rank died: restart the job
+        +-- PeerLost       a rank or its host died: restart the job
 
 Wrong arguments are ValueError or TypeError, as in torch. Every message says what happened, what
 was expected, what follows, and what to do next. This file imports nothing.
@@ -53,8 +53,16 @@ class OutOfData(RankAbsent):
 
 
 class PeerLost(ExchangeFailed):
-    """A rank died."""
+    """A rank or its host died."""
 
-    def __init__(self, message: str, rank: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        rank: int | None = None,
+        host: str | None = None,
+        is_silent: bool = False,
+    ) -> None:
         super().__init__(message)
         self.rank = rank  # which, where it is known for sure
+        self.host = host  # of it, where ranks are on several
+        self.is_silent = is_silent  # its whole host is; whoever is asked there will not answer

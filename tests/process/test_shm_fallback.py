@@ -155,7 +155,8 @@ def _elsewhere(rank: int) -> str:
 
 
 def test_ranks_of_two_hosts_do_not_share_memory() -> None:
-    assert run_ranks(2, _elsewhere, env=_AUTO) == ["group: gloo"] * 2
+    wanted = "hosts: 2 x 1 rank, gloo between, float32"
+    assert run_ranks(2, _elsewhere, env=_AUTO) == [wanted] * 2
 
 
 def _wish(rank: int, wishes: dict[int, dict[str, str]]) -> str:

@@ -73,7 +73,6 @@ def test_one_rank_can_wish_for_the_group() -> None:
 @pytest.mark.parametrize(
     ("others", "said", "worrying"),
     (
-        ({"host": "b"}, "several hosts", False),
         ({"unable": "no space", "failed": True}, "rank 1 cannot share memory: no space", True),
         ({"unable": "no memfd_create", "failed": False}, "rank 1 cannot share memory", False),
         ({"kernels": []}, "C kernels", False),
@@ -85,6 +84,16 @@ def test_what_is_in_the_way_is_said(others: dict[str, Any], said: str, worrying:
     with pytest.raises(ValueError, match=r"CLOSERANKS_EXCHANGE=shm, but .*" + said) as raised:
         decide(_facts(exchange="shm", **others))
     assert "No rank trains" in str(raised.value)
+
+
+def test_ranks_on_several_hosts_share_memory_where_two_share_a_host() -> None:
+    choice = decide(_facts(host="b"))
+    assert choice.shm and choice.kernels == "c" and not choice.by_group
+    apart = _facts(count=2, host="b")
+    assert not decide(apart).shm and "several hosts" in decide(apart).reason
+    assert decide(_facts(exchange="group", host="b")).by_group
+    with pytest.raises(ValueError, match=r"CLOSERANKS_EXCHANGE=shm, but .*several hosts"):
+        decide(_facts(exchange="shm", host="b"))
 
 
 @pytest.mark.parametrize("variable", ("CLOSERANKS_EXCHANGE", "CLOSERANKS_KERNELS"))

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from closeranks.backend import collectives
 from closeranks.backend.line import Line
 from closeranks.backend.tensors import are_plain
-from closeranks.exchange.choose import gather_team
+from closeranks.exchange.choose import gather
 from closeranks.exchange.group import GroupExchange
 from closeranks.exchange.passage import Passage
 from closeranks.exchange.purpose import FOLDS
@@ -49,9 +49,11 @@ def create(options: Any) -> CloseranksGroup:
     if options.group_size > 1:
         by_group = GroupExchange(cast(dist.ProcessGroup, gloo))
         with _CPU:  # whatever the user has made the default
-            team, reason = gather_team(by_group, _wait, options.timeout.total_seconds())
+            gathered = gather(by_group, _wait, options.timeout.total_seconds())
         members = options.global_ranks_in_group or range(options.group_size)
-        passage = Passage(team, list(members)) if team else None
+        team, reason = gathered.team, gathered.reason
+        if team is not None and not gathered.is_on_hosts:
+            passage = Passage(team, list(members))
     group = CloseranksGroup(options, gloo, passage)
     level = logging.DEBUG if (group.way, reason) in _said else logging.INFO
     _said.add((group.way, reason))

@@ -48,8 +48,8 @@ class Attendance:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank: int = group.rank()
         self.size: int = group.size()
-        self._store = _store_of(group)
-        self._prefix = f"closeranks/attendance/{_instance_number(group)}"
+        self._store = store_of(group)
+        self._prefix = f"closeranks/attendance/{instance_number(group)}"
         self._exchanges = 0
         self._group = weakref.ref(group)
         if self._store is not None:
@@ -129,13 +129,13 @@ _instances: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _present: weakref.WeakSet[Attendance] = weakref.WeakSet()
 
 
-def _instance_number(group: dist.ProcessGroup) -> str:
+def instance_number(group: dist.ProcessGroup) -> str:
     number = _instances.get(group, 0)
     _instances[group] = number + 1
     return f"{dist.distributed_c10d._world.pg_names.get(group, '')}/{number}"
 
 
-def _store_of(group: dist.ProcessGroup) -> Store | None:
+def store_of(group: dist.ProcessGroup) -> Store | None:
     """The store of a registered group; None for one that torch.distributed does not know."""
     entry = dist.distributed_c10d._world.pg_map.get(group)
     return None if entry is None else entry[1]

@@ -1,4 +1,4 @@
-"""Which way the ranks of a group exchange: through shared memory if they can, else by the group.
+"""Which way the ranks of a group exchange: through the memory of each host, by groups, or by both.
 
 `decide` is pure and comes to the same result on every rank; `choose` is the shell around it.
 """
@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.constants import default_pg_timeout
 
+from closeranks.exchange import attendance
+from closeranks.exchange.grid import Grid, arrange
 from closeranks.exchange.group import GroupExchange
 from closeranks.exchange.handshake import Facts, Handshake, Wait
+from closeranks.exchange.hosts import HostsExchange
+from closeranks.exchange.lookout import Crowd
+from closeranks.exchange.meshes import Meshes
 from closeranks.exchange.shm import ShmExchange
 
 if TYPE_CHECKING:
@@ -28,6 +34,7 @@ logger = logging.getLogger("closeranks")
 # What the environment may ask for, by variable.
 _EXCHANGE, _KERNELS = "CLOSERANKS_EXCHANGE", "CLOSERANKS_KERNELS"
 _POSSIBLE = {_EXCHANGE: ("auto", "shm", "group"), _KERNELS: ("auto", "c", "python")}
+_APART = "the ranks are on several hosts or in several containers"
 _WISH_MAX = 40  # characters of a wish that are passed on
 
 
@@ -35,10 +42,11 @@ _WISH_MAX = 40  # characters of a wish that are passed on
 class Choice:
     """What was decided, and why."""
 
-    shm: bool
+    shm: bool  # ranks that share a host share memory
     reason: str
     kernels: str = ""
     is_worrying: bool = False  # memory would have been shared, had nothing gone wrong
+    by_group: bool = False  # even ranks on several hosts exchange as if they were on one
 
 
 def decide(everyones: Sequence[Facts]) -> Choice:
@@ -46,8 +54,11 @@ def decide(everyones: Sequence[Facts]) -> Choice:
     _check_wishes(everyones)
     exchanges = {facts["wishes"][_EXCHANGE] for facts in everyones}
     if "group" in exchanges:
-        return Choice(False, f"{_EXCHANGE}=group")
-    choice = _look(everyones)
+        return Choice(False, f"{_EXCHANGE}=group", by_group=True)
+    grid = arrange([facts["host"] for facts in everyones])
+    choice = _look(everyones, grid)
+    if choice.shm and len(grid.rows) > 1 and "shm" in exchanges:
+        choice = Choice(False, _APART)
     return _grant(choice, everyones)
 
 
@@ -61,10 +72,10 @@ def _grant(choice: Choice, everyones: Sequence[Facts]) -> Choice:
     return choice
 
 
-def _look(everyones: Sequence[Facts]) -> Choice:
+def _look(everyones: Sequence[Facts], grid: Grid) -> Choice:
     """What would be right if nobody had a wish about the way."""
-    if len({facts["host"] for facts in everyones}) > 1:
-        return Choice(False, "the ranks are on several hosts or in several containers")
+    if not grid.shares:
+        return Choice(False, _APART)
     for rank, facts in enumerate(everyones):
         if facts["unable"]:
             why = f"rank {rank} cannot share memory: {facts['unable']}"
@@ -73,7 +84,10 @@ def _look(everyones: Sequence[Facts]) -> Choice:
     for kind in ("c", "python"):
         without = [rank for rank, facts in enumerate(everyones) if kind not in facts["kernels"]]
         if not without and wanted <= {kind}:
-            return Choice(True, "all ranks share this host and its memory", kind)
+            where = "share this host and its memory"
+            if len(grid.rows) > 1:
+                where = "on each host share its memory"
+            return Choice(True, f"all ranks {where}", kind)
         if without and wanted == {kind}:
             raise ValueError(f"{_KERNELS}={kind}, but rank {without[0]} {_WITHOUT[kind]}")
     if wanted == {"c", "python"}:
@@ -114,23 +128,52 @@ def choose(group: dist.ProcessGroup, device: torch.device, wait: Wait) -> Exchan
     exchange: Exchange = by_group
     reason = _why_not(group, by_group.size, device)
     if not reason:
-        team, reason = gather_team(by_group, wait, _timeout_s(group))
-        if team is not None:
-            exchange = ShmExchange(team, by_group)
+        gathered = gather(by_group, wait, _timeout_s(group))
+        exchange, reason = _between_or_inside(gathered, by_group, wait), gathered.reason
     logger.info("rank %d exchanges by %s: %s", by_group.rank, exchange.way, reason)
     return exchange
 
 
-def gather_team(by_group: GroupExchange, wait: Wait, timeout_s: float) -> tuple[Team | None, str]:
-    """The ranks of a group as a team that shares memory, or none; and why. For all ranks at once.
+def _between_or_inside(gathered: Gathered, by_group: GroupExchange, wait: Wait) -> Exchange:
+    team, crowd = gathered.team, gathered.crowd
+    store = attendance.store_of(by_group.group)
+    if gathered.is_on_hosts and store is not None:
+        backend = by_group.group._get_backend(torch.device("cpu"))
+        number = attendance.instance_number(by_group.group)
+        meshes = Meshes(
+            crowd, backend, PrefixStore(f"closeranks/hosts/{number}", store), team is not None
+        )
+        inside = None if team is None else ShmExchange(team, by_group)
+        mesh = meshes.flat if team is None else meshes.column
+        between = None if mesh is None else GroupExchange(mesh.group)
+        return HostsExchange(meshes, inside, between, True, wait)
+    if team is not None and not gathered.is_on_hosts:
+        return ShmExchange(team, by_group)
+    return by_group
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the ranks of a group have found out about each other."""
+
+    team: Team | None  # the ranks of this host, if they share memory
+    crowd: Crowd
+    is_on_hosts: bool  # there are several, and they may exchange as such
+    reason: str
+
+
+def gather(by_group: GroupExchange, wait: Wait, timeout_s: float) -> Gathered:
+    """Who shares memory with whom. For all ranks of a group at once.
 
     Args:
-        timeout_s: how long the team waits for a rank in a collective.
+        timeout_s: how long a team waits for a rank in a collective.
     """
     handshake = Handshake(by_group, wait)
     everyones = handshake.tell({v: (os.environ.get(v) or "auto")[:_WISH_MAX] for v in _POSSIBLE})
     choice = decide(everyones)
-    team = handshake.meet(everyones, choice.kernels, timeout_s) if choice.shm else None
+    grid = arrange([facts["host"] for facts in everyones])
+    mates = grid.row_of(by_group.rank)
+    team = handshake.meet(everyones, mates, choice.kernels, timeout_s) if choice.shm else None
     if choice.shm and team is None:
         why = "a rank could not map the memory of another"
         choice = _grant(Choice(False, why, is_worrying=True), everyones)
@@ -142,7 +185,9 @@ def gather_team(by_group: GroupExchange, wait: Wait, timeout_s: float) -> tuple[
             choice.reason,
             by_group.way,
         )
-    return team, choice.reason
+    crowd = Crowd(by_group.rank, grid, [facts["name"] for facts in everyones])
+    is_on_hosts = len(grid.rows) > 1 and not choice.by_group
+    return Gathered(team, crowd, is_on_hosts, choice.reason)
 
 
 def _why_not(group: dist.ProcessGroup, size: int, device: torch.device) -> str:

@@ -1,8 +1,8 @@
 """How the ranks of a group find out that they share memory: each makes a page, all map all pages.
 
     Phase 1  tell    each rank tells all: its host, process, page, and kernels
-    Phase 2  meet    each maps the others' pages, finds the nonces that their owners wrote, and all
-                     learn whether that went well everywhere
+    Phase 2  meet    each maps the pages of its host's ranks, finds the nonces that their owners
+                     wrote, and all learn whether that went well everywhere
 
 Names prove nothing: two ranks share a host if each can read what the other wrote. What follows from
 the facts is decided in `choose`. Knows a group and a segment; must not know what is exchanged.
@@ -61,19 +61,20 @@ class Handshake:
         return [json.loads(bytes(row.tolist()).rstrip(b"\0")) for row in everyones]
 
     def _facts(self) -> Facts:
+        where = {"host": _host(), "name": _name()}
         unable = memory.is_possible()
         if unable:
-            return {"host": _host(), "unable": unable, "failed": False}
+            return {**where, "unable": unable, "failed": False}
         try:
             points.reach("make page")
             made = memory.Memory(PAGE_SIZE_BYTES)
             started = start_time(os.getpid())
         except OSError as error:
             why = f"{PAGE_SIZE_BYTES} bytes could not be made ({error.strerror})"[:_TEXT_MAX]
-            return {"host": _host(), "unable": why, "failed": True}
+            return {**where, "unable": why, "failed": True}
         self._memory = made
         return {
-            "host": _host(),
+            **where,
             "unable": "",
             "pid": os.getpid(),
             "started": started,
@@ -84,12 +85,17 @@ class Handshake:
 
     # Phase 2
 
-    def meet(self, everyones: Sequence[Facts], kind: str, timeout_s: float) -> Team | None:
-        """The team, or None if some rank could not map the others' pages."""
+    def meet(
+        self, everyones: Sequence[Facts], mates: Sequence[int], kind: str, timeout_s: float
+    ) -> Team | None:
+        """The team of this rank and those that share its host, its mates.
+
+        None, on every rank, if some rank could not map the pages of its mates.
+        """
         team, failed = None, 0
         try:
             points.reach("meet")
-            team = self._map_pages(everyones, kind, timeout_s)
+            team = self._map_pages(everyones, mates, kind, timeout_s)
         except OSError as error:
             failed = 1
             logger.info("rank %d could not map the memory of another: %s", self._group.rank, error)
@@ -99,20 +105,32 @@ class Handshake:
             self._memory.close_door()
         return None if anywhere.item() else team
 
-    def _map_pages(self, everyones: Sequence[Facts], kind: str, timeout_s: float) -> Team:
+    def _map_pages(
+        self, everyones: Sequence[Facts], mates: Sequence[int], kind: str, timeout_s: float
+    ) -> Team:
         assert self._memory is not None, "ranks meet where all have made a page"
-        own = self._group.rank
+        own = mates.index(self._group.rank)
         pages, peers = [], {}
-        for rank, facts in enumerate(everyones):
+        for rank, number in enumerate(mates):
+            facts = everyones[number]
             if rank == own:
                 pages.append(Page(self._memory.map))
                 continue
             peers[rank] = Peer(facts["pid"], facts["started"])
             pages.append(Page(memory.attach(facts["pid"], facts["fd"], PAGE_SIZE_BYTES)))
             if pages[-1].nonce.hex() != facts["nonce"]:
-                raise OSError(f"the page of process {facts['pid']} is not rank {rank}'s")
+                raise OSError(f"the page of process {facts['pid']} is not rank {number}'s")
         policy = waiting.choose(len(pages), len(os.sched_getaffinity(0)))
-        return Team(own, pages, peers, kernels.make(kind, pages, own, policy), timeout_s)
+        made = kernels.make(kind, pages, own, policy)
+        team = Team(own, pages, peers, made, timeout_s, mates)
+        if len(mates) < len(everyones):
+            team.host = everyones[self._group.rank]["name"]
+        return team
+
+
+def _name() -> str:
+    """What people call this host."""
+    return (os.environ.get("CLOSERANKS_HOST") or os.uname().nodename)[:_TEXT_MAX]
 
 
 def _host() -> str:

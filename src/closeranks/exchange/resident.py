@@ -32,6 +32,7 @@ class Resident:
         self.numel = numel
         self.is_settled = False  # whether it is known if it can be pushed
         self.push: Any = None  # of the kernels, if it can
+        self.parts: list[Tensor] = []  # of all ranks, if it can
         self._dtype = dtype
 
     def is_this(self, tensor: Tensor) -> bool:
@@ -44,7 +45,8 @@ class Resident:
         parts = self.region.settle()
         if parts is not None:
             size_bytes = self.numel * self._dtype.itemsize
-            self.push = kernels.push([p[:size_bytes].view(self._dtype) for p in parts])
+            self.parts = [p[:size_bytes].view(self._dtype) for p in parts]
+            self.push = kernels.push(self.parts)
 
 
 class Meeting(Operation):

@@ -86,8 +86,8 @@ class ShmExchange:
     ) -> Pending:
         if not self.takes(tensor):
             return self.group.all_reduce(tensor, scale)
-        resident = self._resident.get(tensor.data_ptr())
-        if resident is None or not resident.is_this(tensor):
+        resident = self.resident(tensor)
+        if resident is None:
             return self._staged_sum(tensor, scale)
         if resident.push is not None:
             return self.start(Push(self, resident, scale))
@@ -96,6 +96,11 @@ class ShmExchange:
         meeting = Meeting(self, resident)
         self.start(meeting)
         return FirstUse(meeting, self._staged_sum(tensor, scale))
+
+    def resident(self, tensor: Tensor) -> Resident | None:
+        """What is known of a tensor that allocate() has made; None for any other."""
+        found = self._resident.get(tensor.data_ptr())
+        return found if found is not None and found.is_this(tensor) else None
 
     def _staged_sum(self, tensor: Tensor, scale: float) -> Pending:
         def fold(sources: Sequence[Tensor], target: Tensor) -> None:

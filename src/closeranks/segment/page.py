@@ -8,6 +8,8 @@ their own. The layout is repeated in kernels.c; tests compare the two.
     128   asleep    not 0 while this rank sleeps in the kernel and wants to be woken (C only)
     192   closed    not 0 once this rank will come to no further tick
     256   nonce     16 bytes that prove that it is this page
+    320   landed    the last crossing whose result this rank has given to its host
+    384   note      why this rank left before its time: length and text
     4096  regions   a ring of entries (number, size, descriptor): memory that this rank has made
     then  slots     data on its way to others
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 ARRIVED, DONE, ASLEEP, CLOSED = 0, 64, 128, 192
 NONCE, NONCE_BYTES = 256, 16
+LANDED = 320
+NOTE, NOTE_BYTES_MAX = 384, 3000
 REGIONS = 4096
 REGION_COUNT = 4096
 _ENTRY_WORDS = 3
@@ -57,6 +61,17 @@ class Page:
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._bytes[NONCE : NONCE + NONCE_BYTES] = nonce
         return nonce.hex()
+
+    def leave_note(self, text: str) -> None:
+        """Say why this rank will come to no further tick, before it is told that it will not."""
+        told = text.encode()[:NOTE_BYTES_MAX]
+        self._bytes[NOTE + 4 : NOTE + 4 + len(told)] = told
+        self.words[NOTE // 4] = len(told)
+
+    @property
+    def note(self) -> str:
+        length = self.words[NOTE // 4]
+        return bytes(self._bytes[NOTE + 4 : NOTE + 4 + length]).decode(errors="ignore")
 
     def announce_region(self, number: int, size_bytes: int, fd: int) -> None:
         """Tell where the number-th region of this rank is, before any tick that needs it."""

@@ -35,13 +35,18 @@ class Team:
         peers: Mapping[int, Peer],
         kernels: TwinKernels,
         timeout_s: float,
+        numbers: Sequence[int] | None = None,
     ) -> None:
+        """`numbers` are those of the team's ranks in their group, for messages."""
         self.rank = rank
+        self.numbers = range(len(pages)) if numbers is None else numbers
+        self.look_further: Callable[[], None] = lambda: None  # raises if the wait is in vain
         self.size = len(pages)
         self.pages = pages
         self.peers = peers
         self.kernels = kernels
         self.timeout_s = timeout_s
+        self.host: str | None = None  # its name, where there are several
         self.warned = False  # that memory cannot be shared
         self._regions = 0
 
@@ -77,14 +82,18 @@ class Team:
         """Raise if somebody who is waited for will not come, or has not come in time."""
         word = wrapped(tick)
         for rank, peer in self.peers.items():
-            gone = peer.is_gone()
-            if not gone and not self.pages[rank].words[CLOSED // 4]:
+            gone, page = peer.is_gone(), self.pages[rank]
+            if not gone and not page.words[CLOSED // 4]:
                 continue
             # It may have done all that it had to before it went: its word is read after its end.
-            if has_reached(self.pages[rank].words[which // 4], word):
+            if has_reached(page.words[which // 4], word):
                 continue
+            if page.note:
+                raise lost_of_note(page.note)
             how = f"its process {peer.pid} has ended" if gone else "it has left the group"
-            raise PeerLost(f"rank {rank} is gone: {how}", rank)
+            number = self.numbers[rank]
+            raise PeerLost(f"rank {number}{self.where} is gone: {how}", number, self.host)
+        self.look_further()
         if time.monotonic() >= deadline:
             raise RankAbsent(f"timed out after {self.timeout_s:.1f} s: {self._late(which, word)}")
 
@@ -93,11 +102,28 @@ class Team:
         for rank, peer in self.peers.items():
             if not has_reached(self.pages[rank].words[which // 4], word):
                 late.append(
-                    f"rank {rank} did not come (its process {peer.pid} "
+                    f"rank {self.numbers[rank]}{self.where} did not come (its process {peer.pid} "
                     f"{'is stopped' if is_stopped(peer.pid) else 'runs'})"
                 )
         return "; ".join(late)
 
+    @property
+    def where(self) -> str:
+        return "" if self.host is None else f" on host {self.host}"
+
+    def leave(self, lost: PeerLost) -> None:
+        """This rank ends because of another one; tell which, so that nobody blames this one."""
+        if not self.pages[self.rank].note:
+            number = "" if lost.rank is None else lost.rank
+            self.pages[self.rank].leave_note(f"{number}\n{lost.host or ''}\n{lost}")
+        self.close()
+
     def close(self) -> None:
         """This rank comes to no further tick; who waits for it learns that at once."""
         self.pages[self.rank].words[CLOSED // 4] = 1
+
+
+def lost_of_note(note: str) -> PeerLost:
+    """What leave() has written."""
+    number, host, text = note.split("\n", 2)
+    return PeerLost(text, int(number) if number else None, host or None)

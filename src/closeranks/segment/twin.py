@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from closeranks.segment.page import ARRIVED, DONE, Page, has_reached
+from closeranks.segment.page import ARRIVED, DONE, LANDED, Page, has_reached
 from closeranks.segment.waiting import WaitPolicy, await_first
 
 # So much of a buffer is summed and written at a time that it stays in the second cache.
@@ -30,7 +30,8 @@ class TwinKernels:
     def __init__(self, pages: Sequence[Page], rank: int, policy: WaitPolicy) -> None:
         self.rank = rank
         self._pages = pages
-        self._words = {w: [p.words[w // 4 : w // 4 + 1] for p in pages] for w in (ARRIVED, DONE)}
+        told = (ARRIVED, DONE, LANDED)
+        self._words = {w: [p.words[w // 4 : w // 4 + 1] for p in pages] for w in told}
         self._policy = policy
 
     def publish(self, which: int, word: int) -> None:

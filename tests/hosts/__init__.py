@@ -1,0 +1,1 @@
+"""Tests of ranks on several hosts, which are network namespaces of this machine."""
