@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from closeranks.ddp.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
     from closeranks.ddp.wrapper import DistributedDataParallel
     from closeranks.errors import (
+        CheckpointDamaged,
+        CheckpointInUse,
+        CheckpointMismatch,
         CloseranksError,
         ExchangeFailed,
         HookFailed,
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from closeranks.world import World, init
 
 _HOMES = {
+    "CheckpointDamaged": "closeranks.errors",
+    "CheckpointInUse": "closeranks.errors",
+    "CheckpointMismatch": "closeranks.errors",
     "CloseranksError": "closeranks.errors",
     "DistributedDataParallel": "closeranks.ddp.wrapper",
     "ExchangeFailed": "closeranks.errors",
@@ -52,6 +58,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "CheckpointDamaged",
+    "CheckpointInUse",
+    "CheckpointMismatch",
     "CloseranksError",
     "DistributedDataParallel",
     "ExchangeFailed",

@@ -6,6 +6,9 @@
     +-- HookFailed         a communication hook returned something else than its promise: mend it
     +-- LoopDiverged       workers of a Ranks do different things: mend the script
     +-- LaneDeadly         a lane kills whoever computes it: look at its samples
+    +-- CheckpointMismatch a checkpoint is of another training: take its settings, or another folder
+    +-- CheckpointDamaged  a checkpoint is not what was written: take another one
+    +-- CheckpointInUse    another job writes to the folder: end it, or take another folder
     +-- ExchangeFailed     an exchange between ranks did not end
         +-- RankAbsent     a rank did not come: look at that rank
         |   +-- OutOfData  it left its training loop before the others: use join()
@@ -38,6 +41,18 @@ class LoopDiverged(CloseranksError):
 
 class LaneDeadly(CloseranksError):
     """Two workers were killed by a signal while they computed the same lane."""
+
+
+class CheckpointMismatch(CloseranksError):
+    """A checkpoint belongs to another training than the one that wants to go on with it."""
+
+
+class CheckpointDamaged(CloseranksError):
+    """A checkpoint is torn, altered, or not one at all."""
+
+
+class CheckpointInUse(CloseranksError):
+    """Another job holds the checkpoint folder."""
 
 
 class ExchangeFailed(CloseranksError):

@@ -25,6 +25,9 @@ import torch
 from torch import Tensor
 
 _TAG = "!"
+# Number types of which torch itself cannot copy a tensor.
+_PARTS_OF_BYTES = {f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
+_PARTS_OF_BYTES.add("torch.bit")
 _FACTORIES: dict[str, Callable[[], Any]] = {"int": int, "float": float, "list": list, "dict": dict}
 _DICTS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _SEQUENCES: dict[type, str] = {tuple: "tuple", set: "set", torch.Size: "Size"}
@@ -63,6 +66,32 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
 
+def stride_of(tensor: Tensor) -> list[int] | None:
+    """The order of a tensor's elements in its memory; None for the usual one.
+
+    Some functions add up in the order of memory, so it decides about the last bits.
+    """
+    if tensor.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return None
+    return list(tensor.stride())
+
+
+def laid_out(
+    flat: Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int] | None
+) -> Tensor:
+    """A tensor of its own from the bytes that as_bytes() gave."""
+    if stride is None:
+        made = torch.empty(list(shape), dtype=dtype)
+    else:
+        made = torch.empty_strided(list(shape), list(stride), dtype=dtype)
+    if made.numel():
+        elements = torch.empty(list(shape), dtype=dtype) if stride is not None else made
+        elements.view(-1).view(torch.uint8).copy_(flat)
+        if stride is not None:
+            made.copy_(elements)
+    return made
+
+
 class _Encoder:
     def __init__(self, is_sorted: bool) -> None:
         self.is_sorted = is_sorted
@@ -84,10 +113,12 @@ class _Encoder:
         return self._scalar(value, where)
 
     def _tensor(self, tensor: Tensor, where: str) -> Any:
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        is_small = str(tensor.dtype) in _PARTS_OF_BYTES
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or is_small:
             raise TypeError(
-                f"{where} is a tensor of layout {tensor.layout} on {tensor.device}, which cannot "
-                "be kept: wanted a dense one. Nothing was prepared; leave it out or make it dense."
+                f"{where} is a tensor of {tensor.dtype} and layout {tensor.layout} on "
+                f"{tensor.device}, which cannot be kept: wanted a dense one of whole bytes. "
+                "Nothing was prepared; leave it out, or keep its values as such a tensor."
             )
         self.tensors.append(tensor)
         return _tagged("tensor", len(self.tensors) - 1)

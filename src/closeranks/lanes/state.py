@@ -9,6 +9,7 @@ Knows objects with state_dict; must not know workers, memory or files.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -60,6 +61,16 @@ class Prepared:
         stray = [p.detach() for p in self._stray()]
         gradients = [None if p.grad is None else p.grad.detach() for p in self.parameters()]
         return {"objects": tree, "stray": stray, "gradients": gradients, "state": self.state}
+
+    def files(self, tree: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+        """The weights of each module in a captured tree, by a name that a file can have."""
+        found = {}
+        for name, thing in self._named():
+            if isinstance(thing, nn.Module):
+                values = tree["objects"][name]["values"]
+                tensors = {key: v for key, v in values.items() if isinstance(v, Tensor)}
+                found[re.sub(r"\W", "-", name)] = tensors
+        return found
 
     def restore(self, tree: dict[str, Any]) -> None:
         """Overwrite everything with a tree whose tensors are nobody else's."""
