@@ -47,7 +47,7 @@ def mlp(naive: bool = False, lanes: int = 8, epochs: int = 2, **options: Any) ->
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     ranks.prepare(model, optimizer)
     train, test = points_and_labels(203, 12, 5), points_and_labels(77, 12, 5, seed=2)
-    losses, inside = [], {}
+    losses = []
     for step in ranks.steps(train, batch_size=32, epochs=epochs):
         for x, y in step:
             loss = functional.cross_entropy(model(x), y)
@@ -58,10 +58,10 @@ def mlp(naive: bool = False, lanes: int = 8, epochs: int = 2, **options: Any) ->
         pace()
         losses.append(step.values["loss"])
         if step.number % 5 == 0:
-            inside = ranks.evaluate(test, 32, lambda batch: _hits(model, batch))
+            ranks.state["inside"] = ranks.evaluate(test, 32, lambda batch: _hits(model, batch))
             ranks.print(f"step {step.number}: {step.values['loss']:.6f}")
     totals = ranks.evaluate(test, 16, lambda batch: _hits(model, batch))
-    ranks.print(totals["hit"], totals["seen"], inside["hit"])
+    ranks.print(totals["hit"], totals["seen"], ranks.state["inside"]["hit"])
     return report(ranks, totals=totals, last=losses[-1:])
 
 

@@ -103,12 +103,16 @@ class Folder:
         fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             is_first = self._hold(fd, job, holder)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._lock = fd
+            self._lock = fd
+        finally:
+            if self._lock is None:
+                os.close(fd)
         _close_in_children(self)
         return is_first
+
+    @property
+    def is_locked(self) -> bool:
+        return self._lock is not None
 
     def unlock(self) -> None:
         if self._lock is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from closeranks.checkpoint.format import encode, stride_of
 
+Entry = tuple[str, str, str, list[int], list[int] | None]  # file, key, type, shape, strides
 REST = "rest"  # the file of all tensors that have no other
 
 
@@ -24,7 +25,7 @@ class Snapshot:
     name: str
     facts: dict[str, Any]  # plain JSON, to be read without anything else
     text: str  # the tree, whose tensors are numbers of entries
-    entries: list[tuple[str, str, str, list[int], list[int] | None]]  # file, key, what it looks like
+    entries: list[Entry]
     files: dict[str, dict[str, Tensor]]
 
 

@@ -133,6 +133,6 @@ def _stored(tensor: Tensor) -> tuple[torch.dtype, list[int]]:
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    raw = memoryview(as_bytes(tensor).numpy())
+    raw: memoryview = as_bytes(tensor).numpy().data
     for at in range(0, len(raw), _PIECE_BYTES):
         yield raw[at : at + _PIECE_BYTES]

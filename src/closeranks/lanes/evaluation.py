@@ -38,13 +38,14 @@ class Evaluation:
         while True:
             inside = self.script.arrive(call, {"at": at, "totals": totals})
             if inside is None:
-                recorded: dict[str, Any] = self.script.records[str(call)]
-                return _as_tensors(recorded)
+                totals = self.script.records[str(call)]
+                break
             at, totals = inside["at"], inside["totals"]
             if at >= len(self.batches):
+                self.script.records[str(call)] = totals
+                self.script.complete(call)
                 break
             totals, at = self._some(place, at, totals), at + _BATCHES_AT_ONCE
-        self.script.records[str(call)] = totals
         seed_all(derive(self.worker.seed, "end", call))
         return _as_tensors(totals)
 

@@ -7,7 +7,7 @@
                              ends with the first traceback; otherwise only this worker ends, and
                              another one takes the lane
 
-Installed as sys.excepthook of a worker that a launcher has started.
+Installed as sys.excepthook. In a process that is alone it only notes that the script has failed.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ def watch(worker: Worker) -> None:
         if worker.is_lost and isinstance(error, Exception):
             sys.stdout.flush()
             os._exit(AGAIN)
-        has_failed.append(True)
-        if isinstance(error, Exception):
+        worker.has_failed = True
+        if not worker.seat.is_alone and isinstance(error, Exception):
             text = "".join(traceback.format_exception(kind, error, trace))
             fail(worker, error, text)
         before(kind, error, trace)
 
     def at_end() -> None:
         try:
-            if not has_failed:
+            if not worker.has_failed:
                 worker.check_end()
         except LoopDiverged as error:
             fail(worker, error, f"LoopDiverged: {error}")
 
-    has_failed: list[bool] = []
+    sys.excepthook = hook
     if not worker.seat.is_alone:
-        sys.excepthook = hook
         atexit.register(at_end)
 
 

@@ -92,6 +92,8 @@ class NaiveRanks:
         if self._loop is None:
             self._calls += 1
         fn()
+        place = f"once() in {self._loop}" if self._loop else f"once() of call {self._calls}"
+        seed_all(derive(self.seed, "end", place))
 
     def print(self, *values: object, sep: str = " ") -> None:
         self.printed.append(sep.join(map(str, values)))

@@ -6,17 +6,22 @@ where a worker is in its script in script.py, and what a step is in steps.py.
 
 from __future__ import annotations
 
+import functools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from closeranks.lanes import words as w
 from closeranks.lanes.data import Source
+from closeranks.lanes.durable import Durable, Rhythm
 from closeranks.lanes.evaluation import Evaluation
 from closeranks.lanes.failure import watch
-from closeranks.lanes.script import Inside, Script
+from closeranks.lanes.resume import find
+from closeranks.lanes.script import COMPLETE, Script
 from closeranks.lanes.seat import take_seat
 from closeranks.lanes.seeds import derive, seed_all
 from closeranks.lanes.state import Prepared
@@ -33,10 +38,21 @@ class Ranks:
 
     lanes: into how many parts a batch is cut. At least the number of workers that should have work.
     seed: of everything random. Make the Ranks before the model: it seeds all generators.
+    checkpoint: a folder. A job that ended there, however it did, goes on from where it was.
+    every: so many steps lie between two checkpoints; None: one at the end of each epoch.
+    keep: so many checkpoints are kept.
     threads: of torch in each worker; another number may give other bits.
     """
 
-    def __init__(self, lanes: int = 8, seed: int = 0, threads: int = 1) -> None:
+    def __init__(
+        self,
+        lanes: int = 8,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        keep: int = 3,
+        threads: int = 1,
+    ) -> None:
         if not 1 <= lanes <= w.LANES_MAX:
             raise ValueError(
                 f"lanes={lanes}: wanted 1 to {w.LANES_MAX}. Nothing was started; a good number is "
@@ -44,6 +60,7 @@ class Ranks:
             )
         if threads < 1:
             raise ValueError(f"threads={threads}: wanted at least 1. Nothing was started.")
+        rhythm = None if checkpoint is None else Rhythm(Path(checkpoint), every, keep)
         self.lanes = lanes
         self.seed = seed
         torch.set_num_threads(threads)
@@ -51,8 +68,13 @@ class Ranks:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._prepared = Prepared()
         self._worker = Worker(take_seat(os.environ), self._prepared, seed)
-        self._script = Script(self._worker)
         watch(self._worker)
+        durable = None if rhythm is None else Durable(self._worker, rhythm, lanes)
+        self._told_until = 0 if durable is None else durable.open()
+        self._durable = durable
+        self._script = Script(self._worker, durable)
+        if durable is not None:
+            weakref.finalize(self, durable.finish)  # At the end of the script, or of this object.
         self._prints: dict[str, int] = {}
         self._run: Run | None = None
         seed_all(derive(seed, "start"))
@@ -100,7 +122,7 @@ class Ranks:
             collate_fn=collate_fn,
             sampler=sampler,
         )
-        loop = Loop(source, epochs, self.lanes, weight, self._after_step)
+        loop = Loop(source, epochs, self.lanes, weight)
         self._run = Run(self._script, self._script.next_call(), loop)
         return iter(self._run)
 
@@ -125,16 +147,23 @@ class Ranks:
             fn()
             return ""
 
-        if self._script.loop is None:
-            call = self._script.next_call()
-            if self._script.arrive(call, {}) is None:
-                return
-            self._worker.pieces(f"once() of call {call}", 1, compute, may_repeat=False)
-        else:
-            self._worker.pieces(f"once() in {self._script.loop}", 1, compute, may_repeat=False)
+        script = self._script
+        if script.loop is not None:
+            place = f"once() in {script.loop}"
+            self._worker.pieces(place, 1, compute, may_repeat=False)
+            seed_all(derive(self.seed, "end", place))
+            return
+        call = script.next_call()
+        place = f"once() of call {call}"
+        if script.arrive(call, {}) is not None:
+            self._worker.pieces(place, 1, compute, may_repeat=False)
+            script.complete(call)
+        seed_all(derive(self.seed, "end", place))  # fn may have drawn numbers, on one worker.
 
     def print(self, *values: object, sep: str = " ") -> None:
         """Print one line once in the job, whoever comes here first."""
+        if self._script.loop is None and self._script.call < self._told_until:
+            return  # An earlier job has printed it.
         where = self._script.loop or f"after call {self._script.call}"
         number = self._prints[where] = self._prints.get(where, 0) + 1
         text = sep.join(map(str, values))
@@ -144,5 +173,44 @@ class Ranks:
         """sha256 over everything prepared, in hexadecimal. Local."""
         return self._prepared.digest()
 
-    def _after_step(self, call: int, inside: Inside, ends_epoch: bool) -> None:
-        """For checkpoints."""
+    def save(self) -> None:
+        """Write a checkpoint now: inside a loop over steps() at the end of this step.
+
+        Outside of it all workers wait until the checkpoint is durable, or cannot be written.
+        """
+        script, durable = self._script, self._durable
+        if durable is None:
+            raise ValueError(
+                "save() was called, but this Ranks has no folder for checkpoints. Nothing was "
+                "written; make it as Ranks(checkpoint=FOLDER)."
+            )
+        if script.loop is not None:
+            durable.ask()
+            return
+        call = script.next_call()
+        if script.arrive(call, {}) is None:
+            return
+        capture = functools.partial(script.capture, call, COMPLETE)
+        steps = script.steps_done
+
+        def compute(_: int) -> str:
+            return durable.write_now(capture, steps, call)
+
+        self._worker.pieces(f"save() of call {call}", 1, compute, may_repeat=False)
+        script.complete(call)
+
+    def load(self, path: str | os.PathLike[str]) -> int:
+        """Load what a checkpoint says of everything prepared; returns after how many steps it was.
+
+        path: a folder that was given as checkpoint=, of which the newest is taken, or one of the
+        folders in it. Less may be prepared than when it was written, like a model alone. Only the
+        state is loaded: training goes on from where this script is, at its start.
+        """
+        if self._script.loop is not None or self._script.call:
+            raise RuntimeError(
+                "load() was called after other calls on this Ranks. Nothing was loaded; call it "
+                "after prepare() and before everything else."
+            )
+        found = find(Path(path))
+        self._prepared.restore_known(found.tree["prepared"], str(found.path))
+        return int(found.facts["steps"])

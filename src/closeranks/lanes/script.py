@@ -14,11 +14,13 @@ Knows positions; what is inside a call, the call knows.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
-from closeranks.errors import LoopDiverged, ModelMismatch
+from closeranks.errors import CheckpointMismatch, LoopDiverged, ModelMismatch
 from closeranks.lanes import words as w
+from closeranks.lanes.durable import Durable
 from closeranks.lanes.rejoin import Rejoin
 from closeranks.lanes.turn import Wait
 from closeranks.lanes.worker import Worker
@@ -28,13 +30,15 @@ _MEETING_S = 10.0
 _STEPS_BEHIND = 2  # ticks whose results are still there
 
 Inside = dict[str, Any]
+COMPLETE: Inside = {"complete": True}  # the place behind everything inside a call
 
 
 class Script:
     """The position of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, durable: Durable | None = None) -> None:
         self.worker = worker
+        self.durable = durable  # None: no checkpoints
         self.rejoin = Rejoin(worker.board)
         self.call = 0
         self.loop: str | None = None  # the loop that user code is in
@@ -72,9 +76,24 @@ class Script:
                 worker.diverged(f"the others are in call {position['call']}", f"call {call}")
             else:
                 inside = self._load(tree)
+                if inside == COMPLETE:
+                    self._complete_until = call + 1
+                    return None
         self._serve(call, inside)
         points.reach("boundary", call=call, **inside)
         return inside
+
+    def after_step(self, call: int, inside: Inside, ends: tuple[bool, bool]) -> None:
+        """The boundary after a step, which may be the last of its epoch, and of the call."""
+        if self.durable is not None and not self.worker.is_lost:
+            capture = functools.partial(self.capture, call, inside)
+            self.durable.after_step(capture, self.steps_done, call, ends)
+
+    def complete(self, call: int) -> None:
+        """The boundary after a call other than steps()."""
+        if self.durable is not None and not self.worker.is_lost:
+            capture = functools.partial(self.capture, call, COMPLETE)
+            self.durable.after_call(capture, self.steps_done, call)
 
     def capture(self, call: int, inside: Inside) -> dict[str, Any]:
         """Everything that another worker, or another job, needs to go on from this boundary."""
@@ -102,6 +121,12 @@ class Script:
 
     def _load(self, tree: Any) -> Inside:
         self._pending = None
+        other = self.worker.prepared.differs_from(tree["prepared"])
+        if other:
+            raise CheckpointMismatch(
+                f"{other}. Nothing was loaded; prepare the same objects in the same order, or "
+                "start with another checkpoint folder."
+            )
         self.worker.prepared.restore(tree["prepared"])
         self.records, self.steps_done = tree["records"], tree["steps_done"]
         self.worker.become(tree["tick"])
@@ -121,8 +146,24 @@ class Script:
         worker = self.worker
         worker.become(0)
         worker.board.me.words[w.AT] = 0
-        if worker.seat.is_alone or self._is_behind():
+        if self._is_behind():
             return
+        if not worker.seat.is_alone:
+            self._meet()
+        if self.durable is not None:
+            found = self.durable.newest()
+            self._pending = None if found is None else found.tree
+        board = worker.board
+        if any(a.words[w.AT] for a in board.dead) and not any(a.words[w.AT] for a in board.alive):
+            where = "its start" if self._pending is None else f"step {self._pending['steps_done']}"
+            worker.seat.tell(
+                note=f"warning: all workers were gone. The job goes on from {where}, to the same "
+                "result"
+            )
+
+    def _meet(self) -> None:
+        """The first workers of a job compare what they have prepared."""
+        worker = self.worker
         words = worker.board.me.words
         words[w.LOOKS] = looks = int(worker.prepared.digest()[:15], 16) | 1
         if worker.seat.number >= worker.board.roster.workers:

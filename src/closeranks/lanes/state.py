@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from closeranks.checkpoint.format import digest, encode
+from closeranks.errors import CheckpointMismatch
 
 
 class Prepared:
@@ -72,15 +73,27 @@ class Prepared:
                 found[re.sub(r"\W", "-", name)] = tensors
         return found
 
+    def differs_from(self, tree: dict[str, Any]) -> str:
+        """How what is prepared is another thing than a tree is of; or nothing."""
+        names, theirs = [name for name, _ in self._named()], list(tree["objects"])
+        if names != theirs:
+            return (
+                f"prepared are {', '.join(names) or 'no objects'}, but the state that was found is "
+                f"of {', '.join(theirs) or 'no objects'}"
+            )
+        for name, thing in self._named():
+            if isinstance(thing, nn.Module):
+                mine, found = _looks(thing.state_dict()), _looks(tree["objects"][name]["values"])
+                for key in [*mine, *found]:
+                    if mine.get(key) != found.get(key):
+                        return (
+                            f"{key} of {name} is {mine.get(key, 'not there')}, but in the state "
+                            f"that was found it is {found.get(key, 'not there')}"
+                        )
+        return ""
+
     def restore(self, tree: dict[str, Any]) -> None:
         """Overwrite everything with a tree whose tensors are nobody else's."""
-        names = [name for name, _ in self._named()]
-        if names != list(tree["objects"]):
-            raise ValueError(
-                f"prepared are {', '.join(names) or 'no objects'}, but the state that was found is "
-                f"of {', '.join(tree['objects']) or 'no objects'}. Nothing was loaded; prepare the "
-                "same objects in the same order, or start with another checkpoint folder."
-            )
         for name, thing in self._named():
             _restore(thing, tree["objects"][name])
         with torch.no_grad():
@@ -89,6 +102,24 @@ class Prepared:
         for parameter, gradient in zip(self.parameters(), tree["gradients"], strict=True):
             # Not zero where a script adds up gradients over several steps.
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        self.state.clear()
+        self.state.update(tree["state"])
+
+    def restore_known(self, tree: dict[str, Any], where: str) -> None:
+        """Overwrite what is prepared, which may be less than the tree is of."""
+        left = dict(tree["objects"])
+        pairs = []
+        for name, thing in self._named():
+            kind = name.partition(":")[2]
+            key = next((k for k in left if k.partition(":")[2] == kind), None)
+            if key is None:
+                raise CheckpointMismatch(
+                    f"{name} was prepared, but {where} is of {', '.join(tree['objects'])}. Nothing "
+                    "was loaded; prepare some of these, in this order."
+                )
+            pairs.append((thing, left.pop(key)))
+        for thing, of_thing in pairs:
+            _restore(thing, of_thing)
         self.state.clear()
         self.state.update(tree["state"])
 
@@ -112,6 +143,14 @@ def _parameters_of(thing: Any) -> list[Tensor]:
     if isinstance(thing, Optimizer):
         return [p for group in thing.param_groups for p in group["params"]]
     return []
+
+
+def _looks(values: dict[str, Any]) -> dict[str, str]:
+    """Of each value of a module what must not change."""
+    return {
+        key: f"{tuple(v.shape)} of {v.dtype}" if isinstance(v, Tensor) else type(v).__name__
+        for key, v in values.items()
+    }
 
 
 def _capture(thing: Any) -> Any:

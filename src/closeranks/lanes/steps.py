@@ -28,7 +28,6 @@ class Loop:
     epochs: int
     lanes: int
     weigh: Callable[[Any], float] | None
-    after_step: Callable[[int, Inside, bool], None]  # call, position, ends an epoch
 
 
 class Step:
@@ -117,7 +116,7 @@ class Run:
             inside = {"number": number + 1, "epoch": epoch, "index": index + 1}
             if is_last:
                 inside = {"number": number + 1, "epoch": epoch + 1, "index": 0}
-            if not self.worker.is_lost:
-                self.loop.after_step(self.call, inside, is_last)
+            ends_call = is_last and epoch + 1 >= self.loop.epochs
+            script.after_step(self.call, inside, (is_last, ends_call))
         self.step = None
         seed_all(derive(self.worker.seed, "end", self.call))

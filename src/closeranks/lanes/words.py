@@ -33,6 +33,8 @@ BUFFERS = 18  # and 19: the modules' buffers after lane 0, by parity
 LOOKS = 20  # a hash of the state it began with
 LEFT = 21  # not 0 once its script has ended
 
+SAVE_BEGUN, SAVE_DONE = 22, 23  # the newest mark it has begun to write, and has dealt with
+
 HISTORY = 512  # values and totals of the last ticks
 HISTORY_COUNT = 256
 RECORDS = 2048  # what is told of a lane, by parity

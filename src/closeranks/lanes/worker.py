@@ -59,6 +59,7 @@ class Worker:
         self.seed = seed
         self.tick = 0  # the newest that this worker has begun
         self.is_lost = False
+        self.has_failed = False  # its script has raised an exception
         self.lane: Lane | None = None  # that user code is computing now
         self.abandoned: Lane | None = None  # that user code has left before its end
         self.buffers = Buffers([])
