@@ -1,4 +1,4 @@
-"""A job that was killed as a whole goes on from its newest checkpoint, to the undisturbed digest."""
+"""A job that was killed as a whole goes on from its newest checkpoint, to the same digest."""
 
 from __future__ import annotations
 

@@ -19,32 +19,25 @@ Knows marks and workers; what a checkpoint consists of is the business of checkp
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from closeranks.checkpoint import snapshot
-from closeranks.checkpoint.folder import Folder, Key, key_of, name_of
+from closeranks.checkpoint.folder import Folder, Key
 from closeranks.checkpoint.format import encode
 from closeranks.checkpoint.reader import Checkpoint
-from closeranks.checkpoint.snapshot import Snapshot
-from closeranks.checkpoint.writer import write
 from closeranks.lanes import resume
 from closeranks.lanes import words as w
+from closeranks.lanes.scribe import Capture, Scribe, key_from, number_of
 from closeranks.lanes.turn import Wait
 from closeranks.lanes.worker import Worker
 from closeranks.segment.area import Area
 from closeranks.segment.peers import is_stopped
-from closeranks.segment.roster import ALIVE
 
 _END_S = 600.0  # for the last checkpoint
 _ANYBODY_AFTER_S = 1.0  # at the end
 _BEHIND_TICKS = 2  # further behind, a writer is not believed to go on
-
-Capture = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -85,24 +78,20 @@ class Durable:
         self.worker = worker
         self.rhythm = rhythm
         self.folder = Folder(rhythm.path)
-        self._facts = {"lanes": lanes, "seed": worker.seed}
-        self._job = f"{worker.board.roster.job:x}"
-        self._owner = f"{self._job}-{worker.seat.number}"
+        facts = {"lanes": lanes, "seed": worker.seed}
+        self.scribe = Scribe(worker, self.folder, rhythm.keep, facts)
         self._pid = os.getpid()
         self._mark = 0
         self._seen = 0  # the newest mark of which somebody said that it was dealt with
         self._is_asked = False
         self._last: _Last | None = None
-        self._next: list[Snapshot] = []
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
 
     def open(self) -> int:
         """Hold the folder. Returns until which call an earlier job has told what it had to."""
         holder = os.environ.get("CLOSERANKS_LAUNCHER", "")
         who = f"the job of launcher {holder}" if holder else f"process {self._pid}"
         try:
-            if self.folder.lock(self._job, who):
+            if self.folder.lock(self.scribe.job, who):
                 self.folder.clear(lambda owner: False)
         except OSError as error:
             raise ValueError(
@@ -112,13 +101,13 @@ class Durable:
         facts = resume.newest_facts(self.folder)
         if not facts:
             return 0
-        resume.check(self.folder, facts, self._facts, self._note)
+        resume.check(self.folder, facts, self.scribe.facts, self.scribe.note)
         is_finished = self.folder.is_finished()
         return 0 if is_finished else int(facts["call"])
 
     def newest(self) -> Checkpoint | None:
         """From where this job goes on."""
-        return resume.newest(self.folder, self._note)
+        return resume.newest(self.folder, self.scribe.note)
 
     # Marks.
 
@@ -129,14 +118,14 @@ class Durable:
         is_mark = ends_epoch if every is None else steps % every == 0
         if is_mark or ends_call or self._is_asked:
             self._is_asked = False
-            self._mark = _number((steps, 0))
+            self._mark = number_of((steps, 0))
             if ends_call:
                 self._remember(call, capture)
         self._write_if_due((steps, 0), call, capture)
 
     def after_call(self, capture: Capture, steps: int, call: int) -> None:
         """A call other than steps() is complete."""
-        self._mark = _number((steps, call))
+        self._mark = number_of((steps, call))
         self._remember(call, capture)
         self._write_if_due((steps, call), call, capture)
 
@@ -146,28 +135,18 @@ class Durable:
 
     def write_now(self, capture: Capture, steps: int, call: int) -> str:
         """Write while everybody waits; returns why it could not be written."""
-        return self._write_now((steps, call), call, capture)
+        return self.scribe.write_now((steps, call), call, capture)
 
     def _write_if_due(self, key: Key, call: int, capture: Capture) -> None:
-        number = _number(key)
+        number = number_of(key)
         if self._dealt_with() >= self._mark:
             return
         on_time = self._mark == number
         if self._is_busy() or not self._is_chosen(on_time):
             return
-        is_mine_busy = self._thread is not None and self._thread.is_alive()
-        if is_mine_busy and not (on_time and self._last and self._last.mark == number):
+        if self.scribe.is_busy and not (on_time and self._last and self._last.mark == number):
             return  # It is done at a later boundary; but after a call there may be none.
-        taken = self._take(key, call, capture())
-        self.worker.board.me.words[w.SAVE_BEGUN] = number
-        with self._lock:
-            self._next[1:] = [taken]  # The first was asked for; of the others the newest will do.
-            if self._thread is None or not self._thread.is_alive():
-                # Ends with the process: what it has not named is not there.
-                self._thread = threading.Thread(
-                    target=self._work, name="closeranks-checkpoint", daemon=True
-                )
-                self._thread.start()
+        self.scribe.write_later(key, call, capture)
 
     # Who.
 
@@ -199,61 +178,6 @@ class Durable:
                 return False
         return True
 
-    # Writing.
-
-    def _take(self, key: Key, call: int, tree: dict[str, Any]) -> Snapshot:
-        facts = self._facts | {
-            "made_by": resume.made_by(),
-            "steps": key[0],
-            "call": call,
-            "position": tree["position"],
-        }
-        files = self.worker.prepared.files(tree["prepared"])
-        return snapshot.take(name_of(key), facts, tree, files)
-
-    def _write_now(self, key: Key, call: int, capture: Capture) -> str:
-        thread = self._thread
-        if thread is not None:
-            thread.join()
-        taken = self._take(key, call, capture())
-        self.worker.board.me.words[w.SAVE_BEGUN] = _number(key)
-        return self._write(taken)
-
-    def _work(self) -> None:
-        """The thread: write what was taken, until there is nothing left."""
-        while True:
-            with self._lock:
-                if not self._next:
-                    self._thread = None
-                    return
-                taken = self._next.pop(0)
-            self._write(taken)
-
-    def _write(self, taken: Snapshot) -> str:
-        why = ""
-        key = key_of(taken.name)
-        assert key is not None, "a snapshot is named after its mark"
-        try:
-            self.folder.clear(self._is_alive)
-            write(self.folder, taken, self._owner, self.rhythm.keep)
-        except OSError as error:
-            why = f"{error.strerror or error}"
-            self._note(
-                f"warning: {taken.name} could not be written to {self.folder.path}: {why}. "
-                "Training goes on, and older checkpoints are as they were; make room there"
-            )
-        finally:
-            self.worker.board.me.words[w.SAVE_DONE] = _number(key)
-        return why
-
-    def _is_alive(self, owner: str) -> bool:
-        job, _, number = owner.partition("-")
-        roster = self.worker.board.roster
-        return job == self._job and number.isdecimal() and roster.status(int(number)) == ALIVE
-
-    def _note(self, text: str) -> None:
-        self.worker.seat.tell(note=text)
-
     # The end.
 
     def finish(self) -> None:
@@ -263,13 +187,11 @@ class Durable:
         try:
             if not (self.worker.is_lost or self.worker.has_failed):
                 self._await_last()
-                self.folder.finish(self._owner)
+                self.folder.finish(self.scribe.owner)
         except OSError as error:
-            self._note(f"warning: {self.folder.path}: {error}")
+            self.scribe.note(f"warning: {self.folder.path}: {error}")
         finally:
-            thread = self._thread
-            if thread is not None:
-                thread.join(_END_S)
+            self.scribe.wait(_END_S)
             self.folder.unlock()
 
     def _await_last(self) -> None:
@@ -279,9 +201,8 @@ class Durable:
             board.refresh()
             if self._dealt_with() >= self._mark:
                 return
-            thread = self._thread
-            if thread is not None:
-                thread.join(0.01)
+            if self.scribe.is_busy:
+                self.scribe.wait(0.01)
                 continue
             writers = [a for a in self._writers() if not is_stopped(board.roster.row(a.number).pid)]
             is_late = time.monotonic() > began_s + _ANYBODY_AFTER_S
@@ -290,10 +211,10 @@ class Durable:
                     return  # The one before is the newest; what follows it would be done again.
                 last = self._last
                 assert last is not None, "somebody has remembered it"
-                self._write_now(_key(last.mark), last.call, last.capture)
+                self.scribe.write_now(key_from(last.mark), last.call, last.capture)
                 return
             wait.once()
-        self._note(f"warning: the last checkpoint was not written within {_END_S:.0f} s")
+        self.scribe.note(f"warning: the last checkpoint was not written within {_END_S:.0f} s")
 
     def _remember(self, call: int, capture: Capture) -> None:
         self._last = _Last(self._mark, call, capture, _looks(capture()))
@@ -308,12 +229,3 @@ def _looks(tree: dict[str, Any]) -> tuple[object, ...]:
     """What changes when anything in a tree does, without reading its tensors."""
     text, tensors = encode(tree, "the state")
     return (text, *((t.data_ptr(), t._version) for t in tensors))
-
-
-def _number(key: Key) -> int:
-    """A mark as a word: later marks are greater."""
-    return key[0] << 20 | key[1]
-
-
-def _key(number: int) -> Key:
-    return number >> 20, number & 0xFFFFF
