@@ -1,13 +1,18 @@
 """Calls somebody when a wait takes too long, from a thread of its own, and lets the wait go on.
 
 Knows nothing of what is waited for. One daemon thread serves one Watch; it starts with the first
-wait and costs the waiting thread two assignments.
+wait and costs the waiting thread two assignments. At the end of the process all of them end before
+the interpreter does: a thread that comes back from C++ into an interpreter that is being taken down
+is unwound through frames that forbid it, and the process aborts after all its work is done.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from closeranks.observe import whereabouts
@@ -50,6 +55,7 @@ class Watch:
         self._waiting = (what, time.monotonic())
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="closeranks-watch", daemon=True)
+            _end_at_exit(self)
             self._thread.start()
 
     def leave(self) -> None:
@@ -60,6 +66,11 @@ class Watch:
 
     def close(self) -> None:
         self._stop.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Return when the thread has ended, or after so long a time."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         noticed: object = None
@@ -78,3 +89,24 @@ class Watch:
                 alarmed = wait
                 self._alarm(wait[0](), waited_s)
         self._farewell()
+
+
+_END_S_MAX = 5.0  # for all watches together: an end that hangs in a store is not waited for
+_started: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def _end_at_exit(watch: Watch) -> None:
+    if not _started:
+        atexit.unregister(_end_all)
+        atexit.register(_end_all, os.getpid())
+    _started.add(watch)
+
+
+def _end_all(pid: int) -> None:
+    if os.getpid() != pid:
+        return  # The threads are in the process that this one was forked from.
+    watches, deadline = list(_started), time.monotonic() + _END_S_MAX
+    for watch in watches:
+        watch.close()
+    for watch in watches:
+        watch.join(max(0.0, deadline - time.monotonic()))
