@@ -45,7 +45,7 @@ def measure(
     waiting.choose = chosen
     group = dist.distributed_c10d._get_default_group()
     exchange = choose(group, torch.device("cpu"), lambda pending, what: pending.wait())
-    tensor = exchange.allocate(size_bytes // 4, torch.float32, torch.device("cpu"))
+    tensor = exchange.allocate([size_bytes // 4], torch.float32, torch.device("cpu"))[0]
     for _ in range(20):
         exchange.all_reduce(tensor).wait()
     taken = []

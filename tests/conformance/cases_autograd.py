@@ -18,7 +18,6 @@ from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture i
     TensorPipeRpcAgentTestFixture,
 )
 
-
 _MEETING_S = 60.0
 _make_trainer = upstream.Trainer.__init__
 

@@ -106,7 +106,7 @@ def _of_a_subgroup(rank: int) -> list[str]:
             continue
         exchange = exchange_here(group)
         for number in range(3):
-            tensor = exchange.allocate(1000, torch.float32, torch.device("cpu"))
+            tensor = exchange.allocate([1000], torch.float32, torch.device("cpu"))[0]
             tensor.fill_(dist.get_rank(group) + number)
             exchange.all_reduce(tensor).wait()
             size = exchange.size

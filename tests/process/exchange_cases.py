@@ -84,7 +84,7 @@ def sums(exchange: Exchange, world: int, notes: Notes, way: str) -> None:
     dtypes = (*FLOATS, *COMPLEX, *INTEGERS, *(NOT_GLOO if way not in GLOO_WAYS else ()))
     for number, (dtype, size) in enumerate(itertools.product(dtypes, SIZES)):
         own = given(exchange.rank, size, dtype)
-        resident = exchange.allocate(size, dtype, CPU)
+        resident = exchange.allocate([size], dtype, CPU)[0]
         whole = not (dtype.is_floating_point or dtype.is_complex)
         for scale in (1.0,) if whole else (1.0 / world, 1.0)[: 2 if size < _LONG else 1]:
             plain = own.clone()
@@ -150,7 +150,7 @@ def layouts(exchange: Exchange, world: int, notes: Notes, way: str) -> None:
     total = exact_sum(world, 60, torch.float32)[0].float().view(6, 10)
     own = given(exchange.rank, 60, torch.float32).view(6, 10)
     padded = torch.zeros(6, 30)
-    resident = exchange.allocate(120, torch.float32, CPU)
+    resident = exchange.allocate([120], torch.float32, CPU)[0]
     resident.zero_()
     shapes: dict[str, Tensor] = {
         "transposed": own.t().contiguous().t(),
@@ -198,7 +198,7 @@ def broadcasts(exchange: Exchange, world: int, notes: Notes, way: str) -> None:
 
 def under_way_at_once(exchange: Exchange, world: int, notes: Notes, way: str) -> None:
     """Many collectives of all kinds are started, and waited for in several orders."""
-    resident = [exchange.allocate(n, torch.float32, CPU) for n in (7, 4099, 300_001)]
+    resident = exchange.allocate([7, 4099, 0, 300_001], torch.float32, CPU)
     for turn, order in enumerate(_orders(9)):
         tensors: list[Tensor] = []
         pending = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import resource
 import weakref
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from tests.process.batch import WORLDS, Batch
+from tests.process.noticed import noticed
 from tests.process.reference import (
     Chain,
     assert_grads,
@@ -223,6 +226,32 @@ def wrapped_again_the_old_one_is_silent(rank: int, world: int) -> None:
         assert_grads(net, expected_grads(Chain, world, _step))
         net.zero_grad()
         net._remove_autograd_hooks()
+
+
+@batch.add
+def buckets_take_no_descriptors(rank: int, world: int) -> None:
+    """A process has a thousand of them, and a model may have more buckets."""
+
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.each = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(80)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack(list(self.each)).sum() * x
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    net = wrap(Many(), bucket_cap_mb=1e-6)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+    try:
+        with noticed() as said:
+            for _ in range(2):
+                net.zero_grad()
+                net(torch.tensor(rank + 1.0)).backward()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(net.reducer.fleet.plan) == 80 and not said, said
+    assert {p.grad.item() for p in net.parameters()} == {(world + 1) / 2}
 
 
 @pytest.mark.parametrize("world", WORLDS)

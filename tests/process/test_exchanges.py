@@ -61,7 +61,7 @@ def _across_the_end_of_words(rank: int, world: int) -> None:
     words = exchange.team.pages[rank].words
     words[ARRIVED // 4] = words[DONE // 4] = wrapped(exchange._tick)
     dist.barrier()
-    resident = exchange.allocate(5000, torch.float32, torch.device("cpu"))
+    resident = exchange.allocate([5000], torch.float32, torch.device("cpu"))[0]
     for number in range(60):
         resident.fill_(rank + number)
         staged = torch.full((300_000,), float(rank))  # in two pieces
@@ -83,7 +83,7 @@ def test_ticks_pass_the_end_of_words(way: str) -> None:
 def _all_but_one_start_early(rank: int) -> None:
     """Starting collectives waits for nobody: rank 1 comes when all others have started theirs."""
     exchange = exchange_here()
-    resident = exchange.allocate(1000, torch.float32, torch.device("cpu"))
+    resident = exchange.allocate([1000], torch.float32, torch.device("cpu"))[0]
     for _ in range(2):  # the first use of a resident tensor, and the usual one
         resident.fill_(1.0)
         tensors = [torch.ones(3_000_000), resident, torch.ones(10), torch.ones(700_000)]

@@ -231,7 +231,7 @@ def _halves(rank: int) -> None:
     """Two groups of two ranks each at the same time, on one host."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     exchange = exchange_here(groups[rank // 2])
-    resident = exchange.allocate(10_000, torch.float32, torch.device("cpu"))
+    resident = exchange.allocate([10_000], torch.float32, torch.device("cpu"))[0]
     for number in range(50):
         resident.fill_(rank + number)
         exchange.all_reduce(resident).wait()

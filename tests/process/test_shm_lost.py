@@ -31,7 +31,7 @@ _NOTICED_S_MAX = 2.0  # what is measured on a quiet machine is in the notebook
 
 
 def _sum_of_resident(exchange: Exchange) -> Callable[[], Pending]:
-    tensor = exchange.allocate(100_000, torch.float32, CPU)
+    tensor = exchange.allocate([100_000], torch.float32, CPU)[0]
     exchange.all_reduce(tensor).wait()  # the first use is staged
     return lambda: exchange.all_reduce(tensor)
 
@@ -39,7 +39,7 @@ def _sum_of_resident(exchange: Exchange) -> Callable[[], Pending]:
 COLLECTIVES: dict[str, Callable[[Exchange], Callable[[], Pending]]] = {
     "sum of a resident": _sum_of_resident,
     "first sum of a resident": lambda exchange: (
-        lambda: exchange.all_reduce(exchange.allocate(70_000, torch.float32, CPU))
+        lambda: exchange.all_reduce(exchange.allocate([70_000], torch.float32, CPU)[0])
     ),
     "staged sum": lambda exchange: lambda: exchange.all_reduce(torch.ones(600_000)),
     "all_max": lambda exchange: lambda: exchange.all_max(torch.ones(5, dtype=torch.int32)),

@@ -10,6 +10,7 @@ carries flat tensors from host to host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -44,8 +45,10 @@ class Exchange(Protocol):
     def way(self) -> str:
         """Which way is used, in a few words, for `ddp.exchange` and the log."""
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A flat zeroed tensor that this exchange reduces as fast as it can."""
+    def allocate(
+        self, numels: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        """Flat zeroed tensors of these lengths that this exchange reduces as fast as it can."""
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None

@@ -10,6 +10,7 @@ that is current at wait() wait for the result, as torch's own reducer relies on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,8 +39,10 @@ class GroupExchange:
         self._max = dist.AllreduceOptions()
         self._max.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.zeros(numel, dtype=dtype, device=device)
+    def allocate(
+        self, numels: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        return [torch.zeros(numel, dtype=dtype, device=device) for numel in numels]
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None

@@ -18,7 +18,7 @@ A rank or a host that is lost is noticed by a lookout, and every wait here ends 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -80,15 +80,18 @@ class HostsExchange:
             form = self.between.format
         return f"hosts: {self._shape}, {inside}{transport} between, {form}"
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(
+        self, numels: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
         """Waits for all ranks: whether all of them have the memory is known when it returns."""
-        if self.inside is None or device.type != "cpu" or not numel:
-            return self._flat.allocate(numel, dtype, device)
-        tensor = self.inside.allocate(numel, dtype, device)
-        resident = self.inside.resident(tensor)
-        assert resident is not None, "it has just been made"
-        self._wait(self._guarded(self._meet(resident)), lambda: "the sharing of memory")
-        return tensor
+        if self.inside is None or device.type != "cpu":
+            return self._flat.allocate(numels, dtype, device)
+        tensors = self.inside.allocate(numels, dtype, device)
+        for tensor in tensors:
+            resident = self.inside.resident(tensor)
+            if resident is not None:  # An empty tensor needs no memory.
+                self._wait(self._guarded(self._meet(resident)), lambda: "the sharing of memory")
+        return tensors
 
     def _meet(self, resident: Resident) -> Pending:
         """The ranks of every host map each other's memory; all hosts learn whether all could."""

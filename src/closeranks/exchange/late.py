@@ -6,7 +6,7 @@ come to choose. Knows nothing of how an exchange is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,8 +38,10 @@ class LateExchange:
     def way(self) -> str:
         return "chosen at the first exchange" if self._chosen is None else self._chosen.way
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self._now().allocate(numel, dtype, device)
+    def allocate(
+        self, numels: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        return self._now().allocate(numels, dtype, device)
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None

@@ -4,6 +4,8 @@
     map      when all have told, each maps the others'
     settle   when all have mapped: if one rank could not make or map, none uses the region
 
+Several tensors lie in a region; the first of them that is used has it mapped and settled for all.
+
 Knows bytes and tensors; must not know what is reduced.
 """
 
@@ -32,6 +34,7 @@ class Region:
         self._team = team
         self._memory: Memory | None = None
         self._parts: list[Tensor] | None = None  # of all ranks, as bytes, once they are mapped
+        self._was_mapped = self._is_settled = False
         try:
             points.reach("allocate", size_bytes=size_bytes)
             self._memory = Memory(size_bytes)
@@ -46,6 +49,9 @@ class Region:
 
     def map_all(self) -> None:
         """Called when all ranks have told where their parts are."""
+        if self._was_mapped:
+            return
+        self._was_mapped = True
         team = self._team
         try:
             points.reach("map", number=self._number)
@@ -66,6 +72,9 @@ class Region:
 
     def settle(self) -> list[Tensor] | None:
         """Called when all ranks have tried to map; the parts of all, or None on every rank."""
+        if self._is_settled:
+            return self._parts
+        self._is_settled = True
         if self._memory is not None:
             self._memory.close_door()
         if any(page.region(self._number)[0] == UNUSABLE for page in self._team.pages):

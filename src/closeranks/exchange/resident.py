@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 class Resident:
     """A tensor that allocate() has made, and its twins on the other ranks."""
 
-    def __init__(self, region: Region, numel: int, dtype: torch.dtype) -> None:
+    def __init__(self, region: Region, start: int, numel: int, dtype: torch.dtype) -> None:
+        """`start` is the place of its first byte in the region."""
         self.region = region
+        self.start = start
         self.numel = numel
         self.is_settled = False  # whether it is known if it can be pushed
         self.push: Any = None  # of the kernels, if it can
@@ -44,9 +46,14 @@ class Resident:
         self.is_settled = True
         parts = self.region.settle()
         if parts is not None:
-            size_bytes = self.numel * self._dtype.itemsize
-            self.parts = [p[:size_bytes].view(self._dtype) for p in parts]
+            at = self.start, self.numel, self._dtype
+            self.parts = [slice_of(part, *at) for part in parts]
             self.push = kernels.push(self.parts)
+
+
+def slice_of(region: Tensor, start: int, numel: int, dtype: torch.dtype) -> Tensor:
+    """A flat tensor in a region's bytes."""
+    return region[start : start + numel * dtype.itemsize].view(dtype)
 
 
 class Meeting(Operation):

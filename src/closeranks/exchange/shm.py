@@ -26,6 +26,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,7 +35,7 @@ from torch import Tensor
 from closeranks.errors import CloseranksError
 from closeranks.exchange.operation import Operation
 from closeranks.exchange.region import Region
-from closeranks.exchange.resident import FirstUse, Meeting, Push, Resident
+from closeranks.exchange.resident import FirstUse, Meeting, Push, Resident, slice_of
 from closeranks.exchange.stage import Stage
 from closeranks.observe import points
 from closeranks.segment.page import ARRIVED, DONE
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from closeranks.exchange.group import GroupExchange
     from closeranks.exchange.layout import Layout
     from closeranks.segment.team import Team
+
+
+_ALIGN_BYTES = 64
 
 
 class ShmExchange:
@@ -67,19 +71,25 @@ class ShmExchange:
         self._is_copy = False  # in a process that was forked from the rank
         _here.add(self)
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if device.type != "cpu" or not numel:
-            return self.group.allocate(numel, dtype, device)
-        region = Region(self.team, numel * dtype.itemsize)
-        resident, own = Resident(region, numel, dtype), region.own
-        if own is None:  # The others learn it at the first use.
-            tensor = self.group.allocate(numel, dtype, device)
+    def allocate(
+        self, numels: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        if device.type != "cpu" or not any(numels):
+            return self.group.allocate(numels, dtype, device)
+        # One region for all: a process has only so many descriptors and mappings.
+        starts = list(accumulate((_aligned(n * dtype.itemsize) for n in numels), initial=0))
+        region = Region(self.team, starts.pop())
+        if region.own is None:  # The others learn it at the first use.
+            tensors = self.group.allocate(numels, dtype, device)
         else:
-            tensor = own[: numel * dtype.itemsize].view(dtype)
-        self._resident[tensor.data_ptr()] = resident
-        # It is resident as long as this very object lives; views of it keep only its memory.
-        weakref.finalize(tensor, self._resident.pop, tensor.data_ptr(), None).atexit = False
-        return tensor
+            tensors = [slice_of(region.own, *at, dtype) for at in zip(starts, numels, strict=True)]
+        for tensor, start in zip(tensors, starts, strict=True):
+            if tensor.numel():
+                resident = Resident(region, start, tensor.numel(), dtype)
+                self._resident[tensor.data_ptr()] = resident
+                # As long as this very object lives; views of it keep only its memory.
+                weakref.finalize(tensor, self._resident.pop, tensor.data_ptr(), None).atexit = False
+        return tensors
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None
@@ -195,6 +205,11 @@ class ShmExchange:
     ) -> None:
         """Bring an operation to a phase; it goes on until another if it can at once."""
         self.team.until(lambda: operation.advance(until, SLICE_US) >= phase, which, tick)
+
+
+def _aligned(size_bytes: int) -> int:
+    """The next tensor begins with a cache line; elsewhere, some kernels give other bits."""
+    return -(-size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
 _here: weakref.WeakSet[ShmExchange] = weakref.WeakSet()

@@ -83,7 +83,7 @@ def _resident() -> Callable[[int], tuple[Tensor, Run]]:
     exchange = choose(group, torch.device("cpu"), lambda pending, what: _wait(pending))
 
     def make(numel: int) -> tuple[Tensor, Run]:
-        tensor = exchange.allocate(numel, torch.float32, torch.device("cpu"))
+        tensor = exchange.allocate([numel], torch.float32, torch.device("cpu"))[0]
         return tensor, lambda: exchange.all_reduce(tensor).wait()
 
     return make

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from closeranks.exchange.layout import Layout, Piece
 from closeranks.reducer.bucket import Bucket, SparseBucket, as_matrix
@@ -67,30 +68,52 @@ class Fleet:
         """
         if self.buckets:
             return
+        tails = [
+            tail_length(len(self.planned)) if self._carries(p, carries_tail) else 0
+            for p in self.plan
+        ]
+        memories = self._memories(tails, by_hook)
         for position, plan in enumerate(self.plan):
-            bucket = self._make(position, plan, carries_tail and plan is self.plan[-1], by_hook)
+            bucket = self._make(position, plan, memories.get(position))
             self.buckets.append(bucket)
             for slot, number in enumerate(bucket.numbers):
                 self.bucket_of[number] = bucket
                 self.slot_of[number] = slot
         self.make_ready()
 
+    def _carries(self, plan: BucketPlan, carries_tail: bool) -> bool:
+        """Whether a bucket has the tail behind it."""
+        first = self._candidates[plan.indices[0]]
+        can = not first.sparse and can_carry(first.dtype, self._exchange.size)
+        return carries_tail and plan is self.plan[-1] and can
+
+    def _memories(self, tails: Sequence[int], by_hook: bool) -> dict[int, Tensor]:
+        """Memory for each bucket of dense gradients, all of one kind at once."""
+        kinds: dict[tuple[torch.dtype, torch.device], list[tuple[int, int]]] = {}
+        for position, plan in enumerate(self.plan):
+            members = [self._candidates[n] for n in plan.indices]
+            if not members[0].sparse:
+                numel = sum(c.parameter.numel() for c in members) + tails[position]
+                kind = members[0].dtype, members[0].parameter.device
+                kinds.setdefault(kind, []).append((position, numel))
+        memories: dict[int, Tensor] = {}
+        for kind, wanted in kinds.items():
+            positions, numels = zip(*wanted, strict=True)
+            if by_hook:
+                made = [torch.zeros(n, dtype=kind[0], device=kind[1]) for n in numels]
+            else:
+                made = self._exchange.allocate(numels, *kind)
+            memories.update(zip(positions, made, strict=True))
+        return memories
+
     def _make(
-        self, position: int, plan: BucketPlan, with_tail: bool, by_hook: bool
+        self, position: int, plan: BucketPlan, memory: Tensor | None
     ) -> Bucket | SparseBucket:
         members = [self._candidates[n] for n in plan.indices]
-        first = members[0]
-        if first.sparse:
-            return SparseBucket(position, plan.indices[0], first.parameter)
-        with_tail = with_tail and can_carry(first.dtype, self._exchange.size)
-        layout = _layout(members)
-        tail_count = tail_length(len(self.planned)) if with_tail else 0
-        numel, device = layout.numel + tail_count, first.parameter.device
-        if by_hook:
-            memory = torch.zeros(numel, dtype=first.dtype, device=device)
-        else:
-            memory = self._exchange.allocate(numel, first.dtype, device)
         parameters = [c.parameter for c in members]
+        if memory is None:
+            return SparseBucket(position, plan.indices[0], parameters[0])
+        layout = _layout(members)
         return Bucket(position, plan.indices, parameters, memory, layout, self._options.batched)
 
     def make_ready(self) -> None:
