@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -146,6 +146,36 @@ def a_parameter_swapped_after_wrapping(rank: int, world: int) -> None:
     net.module.last = nn.Linear(6, 2)
     error = _refused(RuntimeError, "last.weight", "rap", lambda: _step(net, rank, 1))
     assert type(error).__name__ == "ParameterSwapped", type(error)
+
+
+class Casting(nn.Module):
+    """Layers that may be of different types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype))
+        return x
+
+
+@batch.add
+def parameters_converted_after_wrapping(rank: int, world: int) -> None:
+    """Autograd accumulates elsewhere from then on, where nobody looks: say so at once."""
+    for convert in (lambda net: net.double(), lambda net: net.module.layers[1].double()):
+        net = wrap(Casting())
+        _step(net, rank, 0)
+        net.zero_grad()
+        convert(net)
+        error = _refused(
+            RuntimeError,
+            "was converted after wrapping",
+            "wrap it",
+            lambda net=net: _step(net, rank, 1),
+        )
+        assert type(error).__name__ == "ParameterSwapped", type(error)
 
 
 @batch.add

@@ -6,11 +6,15 @@ those worked out by hand.
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.process.batch import WORLDS, Batch
 from tests.process.reference import assert_replicas_equal, rows, train_and_compare, wrap
@@ -221,6 +225,62 @@ def outputs_of_every_form(rank: int, world: int) -> None:
 
     for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
         train_and_compare(_seeded(Nested), rank, world, step, steps=2, **options)
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Any
+
+
+@dataclass(frozen=True)
+class Frozen:
+    values: list[Any]
+
+
+class Wrapping(nn.Module):
+    """Its output has a form of its own, and is a constant where `uses` is False."""
+
+    def __init__(self, form: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.form = form
+
+    def forward(self, x: Tensor, uses: bool) -> Any:
+        return self.form(self.layer(x) if uses else x[:, :2] * 2)
+
+
+@batch.add
+def outputs_of_any_form_on_ranks_that_use_nothing(rank: int, world: int) -> None:
+    """Constants in any container get a graph, so that this rank's backward takes part."""
+    forms: list[tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = [
+        (lambda t: Pair(t, None), lambda out: out.first),
+        (lambda t: Frozen([None, {"it": t}]), lambda out: out.values[1]["it"]),
+        (lambda t: OrderedDict(it=[t, "text"]), lambda out: out["it"][0]),
+        (lambda t: torch.max(t, 1), lambda out: out.values),
+    ]
+    for form, value_of in forms:
+
+        def step(net: nn.Module, rank: int, step: int) -> None:
+            uses = rank == step % 2
+            loss = value_of(net(rows(rank, step), uses)).square().mean()  # noqa: B023
+            if loss.requires_grad:  # not so in the reference, which is not wrapped
+                loss.backward()
+            assert loss.requires_grad or not isinstance(net, DistributedDataParallel)
+
+        train_and_compare(_seeded(lambda f=form: Wrapping(f)), rank, world, step, steps=2)
+
+
+@batch.add
+def a_recurrent_network(rank: int, world: int) -> None:
+    """Its outputs are nested tuples, and its weights are kept in a list of their own besides."""
+
+    def step(net: nn.Module, rank: int, step: int) -> None:
+        out, (hidden, _cell) = net(rows(rank, step).unsqueeze(1))
+        (out.square().mean() + hidden.mean()).backward()
+
+    make = _seeded(lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True))
+    for view in (False, True):
+        train_and_compare(make, rank, world, step, steps=3, gradient_as_bucket_view=view)
 
 
 @batch.add

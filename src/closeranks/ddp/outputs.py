@@ -7,6 +7,7 @@ Knows tensors in nested structures; must not know what the reducer does with the
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 
 def tensors_in(output: object) -> Iterator[Tensor]:
@@ -48,11 +48,38 @@ def watch(output: Any, training: bool, on_gradient: Callable[[Any, Tensor], None
         tensor.register_hook(functools.partial(on_gradient, tensor.grad_fn))
     if with_graph or not training or any(t.requires_grad for t in tensors):
         return output
-    tied = pytree.tree_map_only(Tensor, _tie, output)
+    tied = _tied(output)
     for tensor in tensors_in(tied):
         if tensor.grad_fn is not None:
             tensor.register_hook(functools.partial(on_gradient, tensor.grad_fn))
     return tied
+
+
+def _tied(output: Any) -> Any:
+    """The same structure with its tensors tied; containers are copied, other objects are not."""
+    if isinstance(output, Tensor):
+        return _tie(output)
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        twin: Any = copy.copy(output)
+        for field in dataclasses.fields(output):
+            # Not by the class's own method, which a frozen one does not have.
+            object.__setattr__(twin, field.name, _tied(getattr(output, field.name)))
+        if isinstance(twin, dict):  # Some keep their fields as items too.
+            twin.update({key: _tied(value) for key, value in twin.items()})
+        return twin
+    if isinstance(output, tuple):
+        items = [_tied(item) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    if isinstance(output, list):
+        twin = copy.copy(output)
+        twin[:] = [_tied(item) for item in output]
+        return twin
+    if isinstance(output, dict):
+        twin = copy.copy(output)
+        for key, value in output.items():
+            twin[key] = _tied(value)
+        return twin
+    return output
 
 
 def _tie(tensor: Tensor) -> Tensor:

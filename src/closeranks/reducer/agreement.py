@@ -49,3 +49,12 @@ def swapped_error(name: str) -> ParameterSwapped:
         "weights). The new one is not averaged, so replicas would drift apart. Change parameters "
         "before wrapping, or wrap the module again."
     )
+
+
+def converted_error(name: str, parameter: Tensor) -> ParameterSwapped:
+    return ParameterSwapped(
+        f"parameter {name} got no gradient because it was converted after wrapping (it is "
+        f"{parameter.dtype} on {parameter.device} now; .to(), .half(), .double() and .cuda() do "
+        "that), and what autograd adds to it since is not averaged, so replicas would drift apart. "
+        "Convert the module before wrapping, or wrap it again."
+    )

@@ -63,6 +63,12 @@ class GradientHooks:
 
         self._handles[number].append(self._nodes[number].register_prehook(before))
 
+    def is_stale(self, number: int) -> bool:
+        """Whether autograd accumulates elsewhere by now: the parameter was converted."""
+        parameter = self._parameters[number]
+        with _trainable(parameter):
+            return accumulator_of(parameter) is not self._nodes[number]
+
     # What the engine is about to do; these may be asked inside a backward only.
 
     def will_fire(self, number: int) -> bool:

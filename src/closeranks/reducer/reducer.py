@@ -29,7 +29,7 @@ from torch import Tensor
 from closeranks.errors import CloseranksError
 from closeranks.observe.spans import clock_ns
 from closeranks.reducer import landing, remote, settling, tail
-from closeranks.reducer.agreement import swapped_error
+from closeranks.reducer.agreement import converted_error, swapped_error
 from closeranks.reducer.bucket import Bucket, SparseBucket
 from closeranks.reducer.fleet import Fleet
 from closeranks.reducer.flight import Flight
@@ -366,6 +366,8 @@ class Reducer:
             for number in unfired:
                 if self.is_replaced(number):
                     raise swapped_error(self.candidates[number].name)
+                if self._hooks.is_stale(number):
+                    raise converted_error(self.candidates[number].name, self.parameters[number])
         self.static_graph.check([self.used[n] for n in self.fleet.planned], self)
 
     def _reset(self) -> None:
