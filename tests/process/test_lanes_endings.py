@@ -96,7 +96,7 @@ def test_a_lane_that_kills_two_workers_ends_the_job() -> None:
 def test_workers_that_do_different_things_are_told(leave: Any) -> None:
     job = run_job(3, train, None, leave)
     assert job.ended is not None and "LoopDiverged" in job.ended, job
-    assert "step" in job.ended and "worker 1" in job.ended
+    assert "step" in job.ended and "worker 1" in job.ended, job.ended
 
 
 def test_an_exception_on_every_worker_ends_the_job() -> None:

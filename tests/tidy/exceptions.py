@@ -9,6 +9,7 @@ PRINTS: dict[str, str] = {}
 BROAD_EXCEPTS: dict[str, str] = {
     "backend/line.py::Line._work_off": "an interruption goes on its way, after others were told",
     "backend/line.py::Line._attempt": "whatever it was is raised where somebody waits for the task",
+    "lanes/loaders.py::_answer": "the worker fetches it again, where whatever it was is raised",
     "launch/script.py::_run_target": "whatever ended the user's script is what is reported",
 }
 
@@ -23,5 +24,6 @@ LONG_FILES: dict[str, str] = {
 }
 
 MANY_PARAMETERS: dict[str, str] = {
+    "lanes/ranks.py::Ranks.steps": "those of torch's DataLoader that users know, and three more",
     "ddp/wrapper.py::DistributedDataParallel.__init__": _TORCHS_SIGNATURE,
 }

@@ -62,8 +62,11 @@ class Board:
         return True
 
     def forget_before(self, tick: int) -> None:
-        """The dead who were not at this tick have nothing to tell any more."""
-        for area in [a for a in self.dead if a.words[w.AT] < tick]:
+        """The dead who were not at this tick have nothing to tell any more.
+
+        Except those whose script has ended: what it did not do, the others must not do either.
+        """
+        for area in [a for a in self.dead if a.words[w.AT] < tick and not a.words[w.LEFT]]:
             self.dead.remove(area)
             self._forgotten.add(area.number)
             self._areas.pop(area.number).forget()
@@ -71,6 +74,11 @@ class Board:
     @property
     def known(self) -> list[Area]:
         return [self.me, *self.alive, *self.dead]
+
+    def standing(self) -> tuple[int, int]:
+        """How many workers there are now, and the place of this one among them."""
+        before = sum(self.roster.worker(a.number) < self.seat.worker for a in self.alive)
+        return len(self.alive) + 1, before
 
     # What others do.
 
@@ -118,8 +126,8 @@ class Board:
                 text = area.head_text(start, w.PLACE_TEXT_BYTES)
                 return self.roster.worker(area.number), f"is at {text}"
         for area in self.dead:
-            ended = self.roster.status(area.number) == ENDED
-            if ended and area.words[w.AT] == tick and not area.words[w.LOST]:
+            has_ended = area.words[w.LEFT] and self.roster.status(area.number) == ENDED
+            if has_ended and area.words[w.AT] <= tick:
                 return self.roster.worker(area.number), "has ended its script"
         return None
 

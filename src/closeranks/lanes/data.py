@@ -9,6 +9,7 @@ Knows datasets; must not know workers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +74,19 @@ class Source:
 
     def fetch(self, epoch: int, samples: Sequence[int]) -> Any:
         """These samples as a batch; the generators are left anywhere."""
-        is_still = type(self.dataset) is TensorDataset  # It draws no random numbers.
+        if self._is_table:
+            return [tensor[samples] for tensor in self.dataset.tensors]
         fetched = []
         for sample in samples:
-            if not is_still:
-                seed_all(derive(self.seed, "sample", epoch, sample))
+            seed_all(derive(self.seed, "sample", epoch, sample))
             fetched.append(self.dataset[sample])
         return (self.collate_fn or default_collate)(fetched)
+
+    @functools.cached_property
+    def _is_table(self) -> bool:
+        """Whether a batch is what indexing gives: the same as collating samples, but faster."""
+        return (
+            type(self.dataset) is TensorDataset
+            and self.collate_fn is None
+            and all(tensor.is_contiguous() for tensor in self.dataset.tensors)
+        )

@@ -109,10 +109,17 @@ class Ranks:
         shuffle: bool = True,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
         sampler: Iterable[int] | None = None,
         weight: Callable[[Any], float] | None = None,
     ) -> Iterator[Step]:
-        """One step for each global batch of batch_size samples, on every worker."""
+        """One step for each global batch of batch_size samples, on every worker.
+
+        num_workers: processes that fetch ahead, for each worker.
+        weight: how much a lane's mean counts, given its batch; by default its number of samples.
+        """
+        if num_workers < 0:
+            raise ValueError(f"num_workers={num_workers}: wanted at least 0. Nothing was trained.")
         source = Source(
             dataset,
             batch_size,
@@ -122,7 +129,7 @@ class Ranks:
             collate_fn=collate_fn,
             sampler=sampler,
         )
-        loop = Loop(source, epochs, self.lanes, weight)
+        loop = Loop(source, epochs, self.lanes, weight, num_workers)
         self._run = Run(self._script, self._script.next_call(), loop)
         return iter(self._run)
 

@@ -6,15 +6,18 @@ A step is complete when user code comes back for the next one. Between two steps
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from closeranks.lanes import words as w
-from closeranks.lanes.assign import cut
+from closeranks.lanes.assign import block, cut
 from closeranks.lanes.data import Source
+from closeranks.lanes.loaders import Loaders, Order
 from closeranks.lanes.script import Inside, Script
 from closeranks.lanes.seeds import derive, seed_all
 from closeranks.lanes.worker import Work, Worker
@@ -28,6 +31,7 @@ class Loop:
     epochs: int
     lanes: int
     weigh: Callable[[Any], float] | None
+    loaders: int = 0  # processes that fetch for one worker
 
 
 class Step:
@@ -60,18 +64,19 @@ class Step:
         loop = self._run.loop
         lanes = cut(len(self._samples), loop.lanes)
 
-        def fetch(lane: int) -> Any:
-            lo, hi = lanes[lane]
-            return loop.source.fetch(self.epoch, self._samples[lo:hi])
-
         work = Work(
-            place=f"step {self.number}, phase {phase} of call {self._run.call}",
+            place=f"step {self.number}, phase {phase} of call {self._run.call}, "
+            f"samples {zlib.crc32(repr(self._samples).encode()):08x}",
             names=(self._run.call, self.number, phase),
             sizes=[hi - lo for lo, hi in lanes],
-            fetch=fetch,
+            fetch=lambda lane: self._run.fetch(self.order(lane)),
             weigh=loop.weigh,
         )
         self.values |= yield from self._run.worker.phase(work)
+
+    def order(self, lane: int) -> Order:
+        lo, hi = cut(len(self._samples), self._run.loop.lanes)[lane]
+        return Order((self.number, lane), self.epoch, self._samples[lo:hi])
 
 
 class Run:
@@ -83,40 +88,99 @@ class Run:
         self.call = call
         self.loop = loop
         self.step: Step | None = None
+        self._loaders: Loaders | None = None
+        self._inside: Inside = {}  # where this worker is
+        self._batches: dict[int, list[list[int]]] = {}  # by epoch
 
     def __iter__(self) -> Iterator[Step]:
-        script, words = self.script, self.worker.board.me.words
-        script.refuse_nesting(f"steps() (call {self.call})")
+        self.script.refuse_nesting(f"steps() (call {self.call})")
         inside: Inside = {"number": 0, "epoch": 0, "index": 0}
-        batches: list[list[int]] = []
-        epoch_of_batches = -1
-        while True:
-            arrived = script.arrive(self.call, inside)
-            if arrived is None or arrived["epoch"] >= self.loop.epochs:
-                break
-            inside = arrived
-            number, epoch, index = inside["number"], inside["epoch"], inside["index"]
-            if epoch != epoch_of_batches:
-                batches, epoch_of_batches = self.loop.source.batches(epoch), epoch
-            if index >= len(batches):
-                inside = {"number": number, "epoch": epoch + 1, "index": 0}
-                continue
-            seed_all(derive(self.worker.seed, "before", self.call, number))
-            self.step = Step(self, number, epoch, batches[index])
-            script.loop = f"the loop over steps() (call {self.call}) at step {number}"
-            try:
-                yield self.step
-            finally:
-                script.loop = None
+        try:
+            while True:
+                arrived = self.script.arrive(self.call, inside)
+                if arrived is None or arrived["epoch"] >= self.loop.epochs:
+                    break
+                inside = arrived
+                number, epoch, index = inside["number"], inside["epoch"], inside["index"]
+                batches = self._batches_of(epoch)
+                if index >= len(batches):
+                    inside = {"number": number, "epoch": epoch + 1, "index": 0}
+                    continue
+                self._load_ahead(inside)
+                yield from self._one(Step(self, number, epoch, batches[index]))
+                is_last = index + 1 >= len(batches)
+                inside = {"number": number + 1, "epoch": epoch, "index": index + 1}
+                if is_last:
+                    inside = {"number": number + 1, "epoch": epoch + 1, "index": 0}
+                ends_call = is_last and epoch + 1 >= self.loop.epochs
+                self.script.after_step(self.call, inside, (is_last, ends_call))
+        finally:
             self.step = None
-            words[w.STEPS_DONE] += 1
-            words[w.PROGRESS_NS] = time.monotonic_ns()
-            script.steps_done += 1
-            is_last = index + 1 >= len(batches)
-            inside = {"number": number + 1, "epoch": epoch, "index": index + 1}
-            if is_last:
-                inside = {"number": number + 1, "epoch": epoch + 1, "index": 0}
-            ends_call = is_last and epoch + 1 >= self.loop.epochs
-            script.after_step(self.call, inside, (is_last, ends_call))
-        self.step = None
+            if self._loaders is not None:
+                self._loaders.close()
         seed_all(derive(self.worker.seed, "end", self.call))
+
+    def _one(self, step: Step) -> Iterator[Step]:
+        """A step, from its begin to when user code comes back for the next one."""
+        self.step = step
+        seed_all(derive(self.worker.seed, "before", self.call, step.number))
+        self.script.loop = f"the loop over steps() (call {self.call}) at step {step.number}"
+        try:
+            yield step
+        finally:
+            self.script.loop = None
+        words = self.worker.board.me.words
+        words[w.STEPS_DONE] += 1
+        words[w.PROGRESS_NS] = time.monotonic_ns()
+        self.script.steps_done += 1
+
+    def _batches_of(self, epoch: int) -> list[list[int]]:
+        if epoch not in self._batches:
+            self._batches = {k: b for k, b in self._batches.items() if k >= epoch - 1}
+            self._batches[epoch] = self.loop.source.batches(epoch)
+        return self._batches[epoch]
+
+    # Batches, here or ahead in loaders.
+
+    def fetch(self, order: Order) -> Any:
+        """The batch of a lane."""
+        if self._loaders is None:
+            return self._fetch(order.epoch, order.samples)
+        batch = self._loaders.take(order)
+        self._loaders.expect(self._probable(self._inside))
+        return batch
+
+    def _fetch(self, epoch: int, samples: Sequence[int]) -> Any:
+        """With one thread, as in a loader: the number of threads may change the bits."""
+        threads = torch.get_num_threads()
+        if threads == 1:
+            return self.loop.source.fetch(epoch, samples)
+        torch.set_num_threads(1)
+        try:
+            return self.loop.source.fetch(epoch, samples)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _load_ahead(self, inside: Inside) -> None:
+        if self.loop.loaders == 0:
+            return
+        if self._loaders is None:
+            note = self.worker.seat.tell
+            self._loaders = Loaders(self.loop.loaders, self._fetch, lambda text: note(note=text))
+        self._loaders.forget_before(inside["number"])
+        self._inside = inside
+        self._loaders.expect(self._probable(inside))
+
+    def _probable(self, inside: Inside) -> Iterator[Order]:
+        """The lanes that this worker is likely to compute, from a step on."""
+        workers, place = self.worker.board.standing()
+        number, epoch, index = inside["number"], inside["epoch"], inside["index"]
+        while epoch < self.loop.epochs:
+            for samples in self._batches_of(epoch)[index:]:
+                step = Step(self, number, epoch, samples)
+                for lane in block(len(cut(len(samples), self.loop.lanes)), workers, place):
+                    yield step.order(lane)
+                number += 1
+            if self.loop.source.sampler is not None:
+                return  # It may be asked only when its epoch begins.
+            epoch, index = epoch + 1, 0

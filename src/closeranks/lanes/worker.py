@@ -164,7 +164,7 @@ class Worker:
             if text is not None:
                 told = json.loads(text)
                 if told["place"] != place:
-                    self.diverged(f"the others were at {told['place']}", place)
+                    self.diverged(f"worker {told['worker']} was at {told['place']}", place)
                 return told
             others = [a.words[w.AT] for a in self.board.alive if not a.words[w.LOST]]
             if not others or max(others) >= self.tick + w.HISTORY_COUNT:
@@ -184,8 +184,14 @@ class Worker:
     def check_end(self) -> None:
         """The script has ended: the others should not be further than its end."""
         self.board.refresh()
-        if not self.is_lost and self.board.ahead_of(self.tick + 1):
+        if self.is_lost or not self.tick:
+            return
+        if self.board.ahead_of(self.tick + 1):
             self.diverged("the others go on with their script", "its end")
+        other = self.board.elsewhere(self.tick + 1)
+        if other is not None and "ended" in other[1]:
+            self.diverged(f"worker {other[0]} {other[1]}", "its end")
+        self.board.me.words[w.LEFT] = 1
 
     def give_up(self) -> NoReturn:
         """Nobody can tell this process what it missed: it is to be started again, or not needed."""
@@ -262,6 +268,7 @@ class Worker:
 
     def _finish(self, told: dict[str, Any]) -> None:
         """This tick is complete and everything of it that is needed is here."""
+        told["worker"] = self.seat.worker
         self.records.keep(self.tick, json.dumps(told))
         self.board.me.words[w.AT] = self.tick + 1
         self.board.end_task()
