@@ -14,6 +14,6 @@ def test_the_digest_does_not_depend_on_the_number_of_workers(name: str) -> None:
     for workers in (1, 2, 3, 4):
         job = run_job(workers, SCRIPTS[name])
         assert job.digest == naive.digest, f"{workers} workers"
-        assert len(job.values) == workers
+        assert job.values, job  # Of whoever was not overtaken at the very end.
         for value in job.values:
             assert value | {"rank": 0} == naive.values[0]

@@ -67,6 +67,7 @@ def pack(value: Any) -> tuple[int, int]:
         at += raw.nbytes
     size = max(at, 1)
     told = json.dumps(table).encode()
+    is_done = False
     fd = os.memfd_create("closeranks-batch", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, size)  # No memory is an error here, and no signal later.
@@ -77,9 +78,10 @@ def pack(value: Any) -> tuple[int, int]:
             memory[start : start + len(pickled)] = pickled
             for (start, length), raw in zip(table, raws, strict=True):
                 memory[start : start + length] = raw
-    except BaseException:
-        os.close(fd)
-        raise
+        is_done = True
+    finally:
+        if not is_done:
+            os.close(fd)
     return fd, size
 
 

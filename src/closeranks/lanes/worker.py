@@ -188,7 +188,7 @@ class Worker:
             return
         if self.board.ahead_of(self.tick + 1):
             self.diverged("the others go on with their script", "its end")
-        other = self.board.elsewhere(self.tick + 1)
+        other = self.board.elsewhere(self.tick)
         if other is not None and "ended" in other[1]:
             self.diverged(f"worker {other[0]} {other[1]}", "its end")
         self.board.me.words[w.LEFT] = 1
