@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from closeranks.cli.parser import Commands, add_option, value_of
+from closeranks.cli.torchrun import (
+    add_torchrun,
+    endpoint_of,
+    notes_of,
+    take_from_environment,
+)
 from closeranks.launch.options import (
     RunOptions,
     parse_endpoint,
@@ -28,6 +35,8 @@ def add_run(commands: Commands) -> None:
     _add_output(run)
     _add_trouble(run)
     _add_machines(run)
+    add_torchrun(run)
+    take_from_environment(run, os.environ)
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(call=_run)
 
@@ -103,6 +112,7 @@ def _add_trouble(run: argparse.ArgumentParser) -> None:
     add_option(
         group,
         "--grace",
+        "--shutdown-timeout",
         type=float,
         default=20.0,
         metavar="S",
@@ -120,7 +130,7 @@ def _add_machines(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many machines",
     )
-    add_option(group, "--node-rank", type=int, metavar="R", help="the number of this one, from 0")
+    add_option(group, "--node-rank", type=int, metavar="R", help="the number of this, from 0")
     add_option(
         group,
         "--rdzv-endpoint",
@@ -151,7 +161,12 @@ def _run(values: argparse.Namespace) -> int:
         workers=values.workers,
         nodes=values.nnodes,
         node_rank=values.node_rank,
-        endpoint=values.rdzv_endpoint,
+        endpoint=endpoint_of(values),
+        port=values.master_port or 0,
+        run_id=values.rdzv_id,
+        role=values.role,
+        is_program=values.no_python,
+        notes=notes_of(values),
         restarts_max=values.max_restarts,
         log_dir=values.log_dir,
         name=values.name,

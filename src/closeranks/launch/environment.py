@@ -37,6 +37,8 @@ class JobFacts:
     launcher: int
     folder: str
     run_id: str
+    role: str
+    serves_store: bool  # the store that ranks meet at is there before rank 0 asks for it
     restarts_max: int
     threads: int
     loopback: str  # the loopback interface if all workers are on this host, else ""
@@ -55,13 +57,13 @@ def for_worker(
         "GROUP_WORLD_SIZE": place.nodes,
         "ROLE_RANK": place.rank,
         "ROLE_WORLD_SIZE": place.size,
-        "ROLE_NAME": "default",
+        "ROLE_NAME": facts.role,
         "MASTER_ADDR": place.address,
         "MASTER_PORT": place.port,
         "TORCHELASTIC_RUN_ID": facts.run_id,
         "TORCHELASTIC_RESTART_COUNT": restarts,
         "TORCHELASTIC_MAX_RESTARTS": facts.restarts_max,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_USE_AGENT_STORE": facts.serves_store,
         "TORCHELASTIC_ERROR_FILE": f"{facts.folder}/rank-{place.rank}-error-{restarts}.json",
         LAUNCHER: facts.launcher,
         RUN_DIR: facts.folder,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKERS_MAX = 4096
+DEFAULT_PORT = 29400
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,14 @@ class RunOptions:
     target: str  # a script, or a module
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    is_program: bool = False  # the target is not for Python
     workers: int | None = None  # None: as many as the machine has cores or GPUs
     nodes: int = 1
     node_rank: int | None = None
     endpoint: tuple[str, int] | None = None  # where the launchers of several nodes meet
+    port: int = 0  # where the ranks of one machine meet; 0: any that is free
     run_id: str = "none"
+    role: str = "default"
     restarts_max: int = 0
     log_dir: Path | None = None
     name: str | None = None
@@ -29,6 +33,7 @@ class RunOptions:
     hang_report_s: float = 60.0
     hang_timeout_s: float | None = None
     grace_s: float = 20.0
+    notes: tuple[str, ...] = ()  # to be said at the start
 
     def __post_init__(self) -> None:
         if self.workers is not None and not 1 <= self.workers <= WORKERS_MAX:
@@ -42,6 +47,10 @@ class RunOptions:
             raise ValueError(f"--node-rank {self.node_rank} is not in 0..{self.nodes - 1}")
         if self.restarts_max < 0:
             raise ValueError(f"--max-restarts {self.restarts_max}: at least 0")
+        if self.is_module and self.is_program:
+            raise ValueError("-m and --no-python: the target is a module, or a program, not both")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--master-port {self.port}: the port is not in 0..65535")
         for option, value in (
             ("--hang-report", self.hang_report_s),
             ("--hang-timeout", self.hang_timeout_s),
@@ -60,7 +69,7 @@ class RunOptions:
         return Path(self.target).stem if not self.is_module else self.target.rpartition(".")[2]
 
 
-def parse_endpoint(text: str, default_port: int = 29400) -> tuple[str, int]:
+def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
     """ "host", "host:port" or "[::1]:port" as host and port."""
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?", text.strip())
     if not match:

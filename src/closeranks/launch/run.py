@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -38,20 +39,22 @@ def run(options: RunOptions) -> int:
     check_target(options)
     gpus = machine.gpus()
     share = share_out(options.workers, machine.cores(), gpus)
+    rendezvous = Rendezvous(options.port, is_handed_over=not options.is_program)
     folder = make_folder(options.log_dir, options.name, options.stem)
     kernel.adopt_orphans()
     guard = Guard()  # first: it is a fork, and must not inherit threads or workers
     loop, screen = Loop(), Screen()
     crew: Crew | None = None
     try:
-        for warning in (share.warning, folder.warning):
+        for warning in (share.warning, folder.warning, *options.notes):
             if warning:
                 screen.say(f"warning: {warning}")
-        rendezvous = Rendezvous()
         facts = JobFacts(
             launcher=os.getpid(),
             folder=str(folder.path),
             run_id=options.run_id,
+            role=options.role,
+            serves_store=not options.is_program,
             restarts_max=options.restarts_max,
             threads=share.threads,
             loopback=loopback_interface(),
@@ -66,7 +69,7 @@ def run(options: RunOptions) -> int:
             message_of=message_maker(options, facts, rendezvous),
             prepare=rendezvous.open,
         )
-        forks = not gpus if options.fork is None else options.fork
+        forks = not (gpus or options.is_program) if options.fork is None else options.fork
         starter = make_starter(forks, options, facts)
         supervisor = Supervisor(job, folder, screen, loop, OrdinaryPolicy(options.restarts_max))
         crew = Crew(make_workers(share), starter, guard, loop, supervisor)
@@ -87,24 +90,44 @@ class Rendezvous:
     meantime, and nothing listens to the network.
     """
 
-    def __init__(self) -> None:
-        self._socket: socket.socket | None = None
+    def __init__(self, port: int, is_handed_over: bool) -> None:
+        self._wanted = port
+        self._is_handed_over = is_handed_over
         self.port = 0
+        self._socket: socket.socket | None = None
+        if port:
+            try:
+                self.open()
+            except OSError as error:
+                raise ValueError(
+                    f"--master-port {port}: {os.strerror(error.errno or 0)}. Nothing was started; leave it out, "
+                    "and any free port is used"
+                ) from error
 
     def open(self) -> None:
-        self._socket = socket.create_server((LOOPBACK_ADDRESS, 0), backlog=socket.SOMAXCONN)
-        self.port = self._socket.getsockname()[1]
+        """Before the workers start, again or for the first time."""
+        if self._socket is None:
+            where = (LOOPBACK_ADDRESS, self._wanted)
+            self._socket = socket.create_server(where, backlog=socket.SOMAXCONN)
+            self.port = self._socket.getsockname()[1]
 
     def listener_of(self, worker: Worker) -> socket.socket | None:
-        """It goes to rank 0, once."""
+        """It goes to rank 0, once; a program that is not ours opens the port by itself."""
         if worker.rank != 0:
             return None
         listening, self._socket = self._socket, None
+        if listening is not None and not self._is_handed_over:
+            listening.close()
+            return None
         return listening
 
 
 def check_target(options: RunOptions) -> None:
     """ValueError if there is nothing to run."""
+    if options.is_program:
+        if shutil.which(options.target) is None:
+            raise ValueError(f"--no-python {options.target} cannot be run. Nothing was started")
+        return
     if not options.is_module:
         path = Path(options.target)
         if not path.is_file():
@@ -156,6 +179,7 @@ def message_maker(
             "title": f"rank {place.rank}: {command}",
             "target": options.target,
             "is_module": options.is_module,
+            "is_program": options.is_program,
             "arguments": options.arguments,
         }
 
@@ -166,7 +190,7 @@ def make_starter(forks: bool, options: RunOptions, facts: JobFacts) -> Starter:
     if not forks:
         return ExecStarter()
     modules = ["torch", "torch.distributed"]
-    if not options.is_module and _mentions(Path(options.target), _WRAPS):
+    if not (options.is_module or options.is_program) and _mentions(Path(options.target), _WRAPS):
         modules.append("closeranks.ddp.wrapper")
     place = Place(0, 1, 0, 1, 0, 1, LOOPBACK_ADDRESS, 0)
     environ = for_worker(place, facts, 0, os.environ)

@@ -93,6 +93,9 @@ def live(job: Message, fds: list[int], control: Channel) -> int:
     if len(fds) > STORE:
         _serve_store(fds[STORE])
     # Phase 4
+    if job["is_program"]:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, programs do not.
+        os.execvp(job["target"], [job["target"], *job["arguments"]])
     tell = functools.partial(_tell, control, noted)
     return run_target(job["target"], job["is_module"], job["arguments"], tell)
 
