@@ -142,6 +142,64 @@ def test_a_consequence_is_not_the_first_even_if_it_comes_first(tmp_path: Path) -
     assert done.report[0] == "rank 1 left with exit code 7, without an exception"
 
 
+LOADER = """
+    import os, time, torch
+    class Images(torch.utils.data.Dataset):
+        def __len__(self):
+            return 100
+        def __getitem__(self, index):
+            if index == 57 and os.environ["RANK"] == "1":
+                raise ValueError("cannot decode image 57")
+            return torch.ones(3)
+    for batch in torch.utils.data.DataLoader(Images(), 8, num_workers=2):
+        pass
+    time.sleep(60)
+"""
+STRANGE = r"""
+    import os, sys, time
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("caf\udce9 \x1b[31mred\x1b[2J \u65e5\u672c [bold]")
+    time.sleep(60)
+"""
+MANY = """
+    import os, time
+    def deeper(n):
+        return deeper(n + 1)
+    if os.environ["RANK"] == "1":
+        try:
+            deeper(0)
+        except RecursionError as error:
+            raise ExceptionGroup("several", [ValueError("a"), error])
+    time.sleep(60)
+"""
+
+
+def test_what_a_loaders_worker_raised_is_told_and_not_its_traceback(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "train.py", script=LOADER)
+    assert done.code == 1
+    assert done.report[0].startswith("rank 1 failed first: ValueError: Caught ValueError in Data")
+    assert done.report[1] == "  caused by ValueError: cannot decode image 57"
+    assert any('raise ValueError("cannot decode image 57")' in line for line in done.report)
+    _assert_is_short_and_alone(done)
+
+
+def test_a_message_does_nothing_to_the_screen(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "train.py", script=STRANGE)
+    assert done.code == 1
+    assert done.report[0] == (
+        r"rank 1 failed first: RuntimeError: caf\udce9 \x1b[31mred\x1b[2J 日本 [bold]"
+    )
+    assert "RuntimeError: caf" in (run_dir(tmp_path) / "rank-1.log").read_text()
+
+
+def test_a_group_is_told_by_its_parts_and_a_recursion_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "train.py", script=MANY)
+    assert done.report[0] == "rank 1 failed first: ExceptionGroup: several (2 sub-exceptions)"
+    assert done.report[1] == "  caused by ValueError: a"
+    assert done.report[2].startswith("  caused by RecursionError")
+    _assert_is_short_and_alone(done)
+
+
 def test_what_a_rank_printed_before_it_failed_is_shown(tmp_path: Path) -> None:
     script = "import sys; sys.stdout.write('last words, no newline'); raise ValueError('x')"
     done = run(tmp_path, "-n", "1", "train.py", script=script)

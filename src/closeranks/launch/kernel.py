@@ -32,13 +32,13 @@ def adopt_orphans() -> None:
 
 def set_title(title: str) -> None:
     """What ps and top show: the command line, if there is room for it, and the short name."""
-    _libc.prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, title.encode(errors="replace")[:15], 0, 0, 0)
     text = Path("/proc/self/stat").read_text()
     fields = text[text.rindex(")") + 2 :].split()
     start, end = int(fields[45]), int(fields[46])
     room = end - start
     if _has_padding() and room > 0:
-        ctypes.memmove(start, title.encode()[: room - 1].ljust(room, b"\0"), room)
+        ctypes.memmove(start, title.encode(errors="replace")[: room - 1].ljust(room, b"\0"), room)
 
 
 @functools.cache  # A forked process keeps the answer: the padding is overwritten by then.

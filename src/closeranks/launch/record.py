@@ -11,6 +11,7 @@ from closeranks.launch.channel import Channel, Message
 from closeranks.launch.environment import Place
 from closeranks.launch.lifecycle import Event, State, after
 from closeranks.launch.output import Lines
+from closeranks.observe.embedded import unfold
 from closeranks.observe.failure import Failure, is_consequence
 from closeranks.observe.frames import frames_of_faulthandler, from_plain
 
@@ -62,13 +63,14 @@ class Worker:
         """How this worker failed; None if it did not, or not yet."""
         told = self.ended
         if told is not None and told["code"]:
+            what, cause, frames = unfold(told["what"])
             return Failure(
                 rank=self.rank,
                 at_s=told["at_s"],
-                what=told["what"],
+                what=what,
                 code=told["code"],
-                frames=tuple(from_plain(told["frames"])),
-                causes=tuple(told["causes"]),
+                frames=(*from_plain(told["frames"]), *frames),
+                causes=(*([cause] if cause else []), *told["causes"]),
                 is_consequence=is_consequence(told["classes"], told["what"]),
             )
         if self.status is None or self.was_ended_by_us:

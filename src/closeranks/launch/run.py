@@ -74,6 +74,8 @@ def run(options: RunOptions) -> int:
         supervisor = Supervisor(job, folder, screen, loop, OrdinaryPolicy(options.restarts_max))
         crew = Crew(make_workers(share), starter, guard, loop, supervisor)
         return supervisor.run(crew)
+    except ValueError as error:  # From here on it is no fault of what the user has typed.
+        raise RuntimeError(f"the launcher failed: {error}") from error
     finally:
         if crew is not None:
             crew.close()
@@ -99,9 +101,10 @@ class Rendezvous:
             try:
                 self.open()
             except OSError as error:
+                why = os.strerror(error.errno or 0)
                 raise ValueError(
-                    f"--master-port {port}: {os.strerror(error.errno or 0)}. Nothing was started; leave it out, "
-                    "and any free port is used"
+                    f"--master-port {port}: {why}. Nothing was started; leave it out, and any free "
+                    "port is used"
                 ) from error
 
     def open(self) -> None:

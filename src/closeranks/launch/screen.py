@@ -49,13 +49,14 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Lines of the launcher's own."""
-        self.write(True, "".join(f"closeranks: {line}\n" for line in text.split("\n")).encode())
+        shown = "".join(f"closeranks: {_harmless(line)}\n" for line in text.split("\n"))
+        self.write(True, shown.encode(errors="backslashreplace"))
 
     def set_bar(self, text: str) -> None:
         """One line to stay at the bottom; "" for none."""
         if self.has_bar:
             with self._changed:
-                self._new_bar = text.encode()
+                self._new_bar = text.encode(errors="backslashreplace")
                 self._wake()
 
     def close(self, limit_s: float) -> None:
@@ -96,6 +97,11 @@ class Screen:
         if bar:
             _write(self._fds[1], bar)
         self._bar = bar
+
+
+def _harmless(line: str) -> str:
+    """A message of somebody else's must not colour the screen or move about on it."""
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in line)
 
 
 def _write(fd: int, data: bytes) -> bool:

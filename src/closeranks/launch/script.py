@@ -20,6 +20,8 @@ from typing import Any
 
 from closeranks.observe.frames import Frame, frames_of_traceback
 
+_INTERRUPTED = 130  # as Python itself ends when nobody catches it
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -107,7 +109,7 @@ def _ending_of_exception(error: BaseException) -> Ending:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     return Ending(
-        1,
+        _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1,
         at_s,
         "".join(traceback.format_exception_only(error)).strip(),
         tuple(each.__name__ for each in type(error).__mro__),
@@ -119,8 +121,10 @@ def _ending_of_exception(error: BaseException) -> Ending:
 
 
 def _causes(error: BaseException) -> tuple[str, ...]:
-    """What it was raised from, the nearest first."""
+    """What it was raised from, the nearest first; of a group, what it is made of."""
     found: list[str] = []
+    if isinstance(error, BaseExceptionGroup):
+        found = ["".join(traceback.format_exception_only(e)).strip() for e in error.exceptions]
     seen: set[int] = {id(error)}
     cause: Any = error
     while True:

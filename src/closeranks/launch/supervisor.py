@@ -24,9 +24,9 @@ from closeranks.launch.folder import JobFolder
 from closeranks.launch.hangs import HangWatch
 from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
-from closeranks.launch.machine import memory
 from closeranks.launch.output import Prefix
 from closeranks.launch.policy import Action, DeathPolicy
+from closeranks.launch.pressure import Pressure
 from closeranks.launch.progress import ProgressView
 from closeranks.launch.record import Worker
 from closeranks.launch.screen import Screen
@@ -63,6 +63,7 @@ class Supervisor:
         self._prefixes: dict[tuple[int, bool], Prefix] = {}
         self._noise = b""
         self._starter_is_lost = False
+        self._pressure = Pressure()
 
     def run(self, crew: Crew) -> int:
         """Everything; returns the exit code."""
@@ -101,7 +102,9 @@ class Supervisor:
             worker.ended = message
             if message["code"]:
                 self._crew.drain(worker)
-                self._folder.write_log(worker.rank, message["trace"].encode())
+                self._folder.write_log(
+                    worker.rank, message["trace"].encode(errors="backslashreplace")
+                )
                 self._muted.add(worker.rank)
                 assert worker.control is not None, "it has just spoken"
                 worker.control.send({"kind": "noted"})
@@ -123,7 +126,7 @@ class Supervisor:
     # Notice, decide.
 
     def _notice(self, worker: Worker) -> None:
-        failure = worker.failure(memory().shown())
+        failure = worker.failure(self._pressure.shown())
         if failure is None or any(f.rank == failure.rank for f in self._failures):
             return
         self._failures.append(failure)
@@ -190,6 +193,7 @@ class Supervisor:
     # Time.
 
     def _tick(self, now_s: float) -> None:
+        self._pressure.look(now_s)
         if self._decide_at_s is not None and now_s >= self._decide_at_s:
             self._decide(now_s)
         if self._starter_is_lost and self._ending is None:

@@ -6,6 +6,7 @@ read by whoever shows a frame, so that a process that is in trouble has little t
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import re
@@ -88,9 +89,12 @@ def frames_of_faulthandler(text: str) -> list[Frame]:
 
 
 def worth_showing(frames: Sequence[Frame], count_max: int) -> list[Frame]:
-    """The innermost frames of the user's files; if there are none, the innermost at all."""
-    users = [frame for frame in frames if frame.is_users]
-    return list(users or frames)[-count_max:]
+    """The innermost frames of the user's files; if there are none, the innermost at all.
+
+    A function that calls itself again and again is shown once.
+    """
+    users = [frame for frame in frames if frame.is_users] or frames
+    return [frame for frame, _ in itertools.groupby(users)][-count_max:]
 
 
 def as_plain(frames: Iterable[Frame]) -> list[list[object]]:
