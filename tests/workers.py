@@ -29,10 +29,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from closeranks.lanes.seat import AGAIN, VARIABLE, Seat
+from closeranks.lanes.seat import Seat
+from closeranks.launch.muster import Muster
+from closeranks.launch.policy import Action, ResilientPolicy
 from closeranks.observe import points
 from closeranks.segment.peers import is_stopped
-from closeranks.segment.roster import ALIVE, ENDED, FAILED, KILLED, Roster
+from closeranks.segment.roster import ALIVE, SEAT_VARIABLE, Roster
 from tests.ranks import _SERVER
 
 KILL, STOP, SLEEP = "kill", "stop", "sleep"
@@ -141,20 +143,18 @@ class _Launcher:
         kill_all_after_s: float | None,
     ) -> None:
         self.roster = Roster.create(workers)
+        self.muster = Muster(self.roster, ResilientPolicy(max_restarts))
         self.workers, self.fn, self.args, self.faults = workers, fn, args, faults
         self.began = time.monotonic()
         self.deadline = self.began + deadline_s
-        self.max_restarts = max_restarts
         self.kill_all_at = None if kill_all_after_s is None else self.began + kill_all_after_s
         self.pids: dict[int, int] = {}  # of incarnations that live
         self.pipes: dict[int, int] = {}  # incarnation by descriptor
         self.buffered: dict[int, bytes] = {}
         self.wake: list[tuple[float, int]] = []
-        self.restarts: dict[int, int] = {}
-        self.seen: set[str] = set()
+        self.next_look = self.began + 1.0
         self.job = Job([], [], [], [], None, 0, 0.0, {})
         self.stacks = Path(tempfile.mkdtemp(prefix="closeranks-test-"))
-        self.is_ending = False
 
     def run(self) -> Job:
         for worker in range(self.workers):
@@ -166,8 +166,7 @@ class _Launcher:
             for at, pid in [w for w in self.wake if w[0] <= now]:
                 self.wake.remove((at, pid))
                 self._signal(pid, signal.SIGCONT)
-            if self.job.ended is not None or self.is_ending:
-                self._end_rest()
+            self._look_after(now)
             if self.kill_all_at is not None and now > self.kill_all_at:
                 self.kill_all_at = None
                 for pid in self.pids.values():
@@ -189,7 +188,7 @@ class _Launcher:
         self.stacks.rmdir()
 
     def _start(self, worker: int) -> None:
-        number = self.roster.admit(worker)
+        number = self.muster.admit(worker)
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -208,7 +207,7 @@ class _Launcher:
         stacks = open(self.stacks / f"{number}", "w")  # noqa: SIM115 - lives as we do
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         os.environ[_PACE] = f"{len(self.faults)}:{self.stacks}"
-        os.environ[VARIABLE] = f"{self.roster.fd}:{number}:{messages}"
+        os.environ[SEAT_VARIABLE] = f"{self.roster.fd}:{number}:{messages}"
         seat = Seat(self.roster, number, messages)
         points.on_reach = _Injector(seat, self.faults, self.stacks)
         code = 1
@@ -242,54 +241,45 @@ class _Launcher:
         job = self.job
         if "value" in message:
             job.values.append(message["value"])
-        elif "print" in message:
-            if message["key"] not in self.seen:
-                self.seen.add(message["key"])
-                job.printed.append(message["print"])
-        elif "note" in message:
-            if message["note"] not in job.notes:
-                job.notes.append(message["note"])
         elif "fired" in message:
             job.fired.append(message["fired"])
             if message.get("stop_s") is not None and number in self.pids:
                 self.wake.append((time.monotonic() + message["stop_s"], self.pids[number]))
-        elif "end" in message and job.ended is None:
-            job.ended = message["end"]
+        for said in self.muster.hear(number, message, time.monotonic()):
+            if said.what == "end":
+                job.ended = job.ended or said.text
+            else:
+                (job.printed if said.what == "print" else job.notes).append(said.text)
 
     def _reap(self) -> None:
         for number, pid in list(self.pids.items()):
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
                 continue
-            by_signal = found.si_code != os.CLD_EXITED
-            code = found.si_status
-            status = KILLED if by_signal else (ENDED if code == 0 else FAILED)
-            self.roster.closed(number, status, code)
+            self._read(0.0)
+            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            decision = self.muster.closed(number, code, time.monotonic())
             os.waitpid(pid, 0)
             del self.pids[number]
-            self._read(0.0)
-            if status == ENDED:
-                self.is_ending = True
-            elif self.job.ended is None and not self.is_ending:
-                self._restart(number, code, by_signal)
+            if self.job.ended is not None or code == 0:
+                continue
+            self.job.notes.append(decision.reason)
+            if decision.action is Action.RESTART_ONE:
+                self.job.restarts += 1
+                self._start(self.roster.worker(number))
+            elif decision.action is Action.END:
+                self.job.ended = decision.reason
 
-    def _restart(self, number: int, code: int, by_signal: bool) -> None:
-        worker = self.roster.worker(number)
-        if self.roster.steps_of(number) > 0:
-            self.restarts[worker] = 0
-        if by_signal or code != AGAIN:
-            self.restarts[worker] = self.restarts.get(worker, 0) + 1
-        if self.restarts.get(worker, 0) > self.max_restarts:
-            self.job.ended = f"worker {worker} was restarted {self.max_restarts} times in vain"
-            return
-        self.job.restarts += 1
-        self._start(worker)
-
-    def _end_rest(self) -> None:
-        """Whoever is stopped will not end by itself; the wakers have none to wake any more."""
-        for pid in self.pids.values():
-            if self.job.ended is not None or is_stopped(pid):
+    def _look_after(self, now: float) -> None:
+        if self.job.ended is not None:
+            for pid in self.pids.values():
                 self._signal(pid, signal.SIGKILL)
+        if self.muster.has_ended or now > self.next_look:
+            self.next_look = now + 1.0
+            for number, reason in self.muster.look(time.monotonic_ns(), is_stopped):
+                self.job.notes.append(f"worker {self.roster.worker(number)} {reason}")
+                self._signal(self.pids[number], signal.SIGKILL)
+            self.muster.tidy()
 
     def _signal(self, pid: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

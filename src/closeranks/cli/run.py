@@ -59,9 +59,9 @@ def _add_job(run: argparse.ArgumentParser) -> None:
         group,
         "--max-restarts",
         type=int,
-        default=0,
         metavar="N",
-        help="start all workers again after a failure, at most N times (default 0)",
+        help="start all workers again after a failure, at most N times (default 0); in a job that "
+        "made a Ranks, start the one that died again, N times without a step (default 3)",
     )
     add_option(
         group,

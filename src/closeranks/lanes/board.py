@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from closeranks.lanes import words as w
 from closeranks.lanes.assign import Mate
 from closeranks.lanes.seat import Seat
-from closeranks.segment.area import Area
+from closeranks.segment.area import Area, order_writes
 from closeranks.segment.roster import ALIVE, ENDED, KILLED
 
 
@@ -64,9 +64,11 @@ class Board:
     def forget_before(self, tick: int) -> None:
         """The dead who were not at this tick have nothing to tell any more.
 
-        Except those whose script has ended: what it did not do, the others must not do either.
+        But those whose script has ended remain: it should not have ended before ours.
         """
-        for area in [a for a in self.dead if a.words[w.AT] < tick and not a.words[w.LEFT]]:
+        for area in [a for a in self.dead if a.words[w.AT] < tick]:
+            if self._has_left(area):
+                continue
             self.dead.remove(area)
             self._forgotten.add(area.number)
             self._areas.pop(area.number).forget()
@@ -125,11 +127,21 @@ class Board:
                 start = w.PLACE_TEXT + (tick & 1) * w.PLACE_TEXT_BYTES
                 text = area.head_text(start, w.PLACE_TEXT_BYTES)
                 return self.roster.worker(area.number), f"is at {text}"
-        for area in self.dead:
-            has_ended = area.words[w.LEFT] and self.roster.status(area.number) == ENDED
-            if has_ended and area.words[w.AT] <= tick:
-                return self.roster.worker(area.number), "has ended its script"
+        worker = self.left_before(tick + 1)
+        return None if worker is None else (worker, "has ended its script")
+
+    def left_before(self, tick: int) -> int | None:
+        """A worker whose script has ended and had no such tick."""
+        for area in (*self.alive, *self.dead):
+            if area.words[w.AT] < tick and self._has_left(area):
+                return self.roster.worker(area.number)
         return None
+
+    def _has_left(self, area: Area) -> bool:
+        """Whether the script of a worker that was not lost has come to its end."""
+        if area.words[w.LOST]:
+            return False
+        return bool(area.words[w.LEFT]) or self.roster.status(area.number) == ENDED
 
     def anyone_has_ended(self) -> bool:
         return any(row.status == ENDED for row in self.roster.rows())
@@ -172,6 +184,11 @@ class Board:
         now_ns = time.monotonic_ns()
         self.me.words[w.WORK_NS] = now_ns
         self.me.words[w.WORK] = w.task_key(task.tick, task.is_region, task.index)
+
+    def leave(self) -> None:
+        """My script has ended. Seen by all before I look at where they are."""
+        self.me.words[w.LEFT] = 1
+        order_writes()
 
     def end_task(self) -> None:
         self.me.words[w.WORK] = 0

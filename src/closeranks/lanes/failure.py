@@ -32,6 +32,7 @@ def watch(worker: Worker) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if worker.is_lost and isinstance(error, Exception):
             sys.stdout.flush()
+            worker.seat.tell(again=True)
             os._exit(AGAIN)
         worker.has_failed = True
         if not worker.seat.is_alone and isinstance(error, Exception):

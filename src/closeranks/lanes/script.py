@@ -47,6 +47,7 @@ class Script:
         self._complete_until = 0  # calls before it are known to be complete
         self._pending: Any | None = None  # a state for a call that is not reached yet
         self._has_begun = False
+        self._is_newcomer = True  # whose first state is one that it gets from others
 
     def next_call(self) -> int:
         """The number of a call at the outer level."""
@@ -79,6 +80,7 @@ class Script:
                 if inside == COMPLETE:
                     self._complete_until = call + 1
                     return None
+        self._is_newcomer = False
         self._serve(call, inside)
         points.reach("boundary", call=call, **inside)
         return inside
@@ -130,6 +132,9 @@ class Script:
         self.worker.prepared.restore(tree["prepared"])
         self.records, self.steps_done = tree["records"], tree["steps_done"]
         self.worker.become(tree["tick"])
+        if self._is_newcomer:
+            self._is_newcomer = False
+            self.worker.seat.tell(back=self.steps_done)
         inside: Inside = tree["position"]["inside"]
         return inside
 
@@ -144,6 +149,8 @@ class Script:
     def _begin(self) -> None:
         self._has_begun = True
         worker = self.worker
+        if worker.board.anyone_has_ended():
+            worker.give_up()  # It came too late, and would train everything again.
         worker.become(0)
         worker.board.me.words[w.AT] = 0
         if self._is_behind():

@@ -1,11 +1,17 @@
 """This process's place in a job: which incarnation of which worker it is, and whom it can tell.
 
-`closeranks run` says it in one variable, CLOSERANKS_SEAT = "memory:number:messages": the descriptor
-of the job's file (segment/roster.py), the number of this incarnation, and the descriptor of a pipe
-to the launcher. A process without it is alone and makes a job of its own.
+`closeranks run` says it in one variable, CLOSERANKS_SEAT = "memory:number": the descriptor of the
+job's file (segment/roster.py) and the number of this incarnation. Another launcher may add the
+descriptor of a pipe, ":messages". A process without the variable makes a job of its own.
 
-Messages are lines of JSON. The launcher prints {"print": text, "key": k} for the first k it sees,
-shows {"note": text} once, and ends the job on {"end": text, "code": c}.
+Messages to the launcher are objects of JSON:
+
+    made        this worker has made a Ranks, so its death is to harm nobody
+    print, key  a line; it prints the first with this key
+    note        a line of its own to show once
+    back        this worker has the state again, at this step
+    again       it is going to end because it cannot go on; nobody's fault
+    end, code   the job cannot go on: text and exit code
 """
 
 from __future__ import annotations
@@ -15,10 +21,10 @@ import os
 import sys
 from collections.abc import Mapping
 
+from closeranks.observe import launcher
 from closeranks.segment.area import is_possible
-from closeranks.segment.roster import Roster
+from closeranks.segment.roster import SEAT_VARIABLE, Roster
 
-VARIABLE = "CLOSERANKS_SEAT"
 AGAIN = 75  # the exit code of a worker that wants to be started again, which is nobody's fault
 _LINE_BYTES_MAX = 1 << 20
 
@@ -34,10 +40,13 @@ class Seat:
 
     @property
     def is_alone(self) -> bool:
-        return self.messages is None
+        return self.messages is None and launcher.tell is None
 
     def tell(self, **message: object) -> None:
         """Send a message to the launcher, or do what it would do."""
+        if self.messages is None and launcher.tell is not None:
+            launcher.tell({"kind": "ranks"} | message)
+            return
         if self.messages is None:
             if "print" in message:
                 sys.stdout.write(f"{message['print']}\n")
@@ -52,10 +61,12 @@ class Seat:
 
 def take_seat(environ: Mapping[str, str]) -> Seat:
     """The seat that the launcher has kept for this process, or one of its own."""
-    seat = environ.get(VARIABLE)
-    if seat:
-        memory, number, messages = map(int, seat.split(":"))
-        return Seat(Roster(memory), number, messages)
+    seat = environ.get(SEAT_VARIABLE)
+    if seat and environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        memory, number, *messages = map(int, seat.split(":"))
+        taken = Seat(Roster(memory), number, messages[0] if messages else None)
+        taken.tell(made=True)
+        return taken
     size = environ.get("WORLD_SIZE", "1")
     if size not in ("", "1"):
         raise ValueError(

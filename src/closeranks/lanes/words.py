@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import zlib
 
-from closeranks.segment.roster import STEPS
+from closeranks.segment import roster
 
 LANES_MAX = 1024
 REGIONS_MAX = 64
 TEXT_BYTES_MAX = 1 << 20  # of what is told of one lane, or of what came out of a tick
 
 # Words of the head.
-AT = 0  # the tick this worker is at: it has applied all before it; 0 before its first
+AT = roster.AT  # the tick this worker is at: it has applied all before it; 0 before its first
 WORK, WORK_NS = 1, 2  # the task it is busy with, and since when
-STEPS_DONE = STEPS
-PROGRESS_NS = 4  # when it last finished anything
-LOST = 5  # not 0 while it has no state of its own: it was overtaken and asks for it
+STEPS_DONE = roster.STEPS  # by this incarnation
+PROGRESS_NS = roster.PROGRESS_NS  # when it last finished anything
+LOST = roster.LOST  # not 0 while it has no state of its own: it was overtaken and asks for it
 REQUEST, REQUEST_NS = 6, 7  # its newest request for state
 SERVING, SERVING_NS, SERVING_TICK, PATIENCE_NS = 8, 9, 10, 11  # whom it gives its state
 READY, READY_TEXT_BYTES, READY_BYTES = 12, 13, 14  # the state it has copied, and for whom

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from closeranks.lanes import words as w
 from closeranks.lanes.averages import apply, into_flat, targets_for
 from closeranks.lanes.board import Board, Task
 from closeranks.lanes.buffers import Buffers
+from closeranks.lanes.durations import Durations
 from closeranks.lanes.folds import Folds
 from closeranks.lanes.gradient import Layout
 from closeranks.lanes.lane import Lane, mean_values, unused_everywhere
@@ -33,8 +33,6 @@ from closeranks.lanes.seeds import derive, seed_all
 from closeranks.lanes.state import Prepared
 from closeranks.lanes.turn import Shape, Turn, Wait
 from closeranks.observe import points
-
-_LANES_REMEMBERED = 15
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Worker:
         self.buffers = Buffers([])
         self._folds: Folds | None = None
         self._looks: tuple[int, ...] = ()
-        self._durations: dict[int, deque[float]] = {}
+        self._durations = Durations()
 
     def phase(self, work: Work) -> Generator[Any, None, dict[str, float]]:
         """Yields batches of lanes to compute; afterwards .grad is the average. Returns values."""
@@ -78,7 +76,7 @@ class Worker:
         self.buffers.keep()
         phase = int(work.names[-1])
         shape = Shape(work.place, len(work.sizes), len(folds.layout.regions), has_folds=True)
-        turn = Turn(self.board, self.tick, shape, self._median_s(phase))
+        turn = Turn(self.board, self.tick, shape, self._durations.median_s(phase))
         recent: list[Tensor | None] = [None] * len(parameters)
         try:
             while True:
@@ -98,7 +96,7 @@ class Worker:
                     began = time.monotonic()
                     yield from self._compute(work, task, folds, parameters)
                     recent = [p.grad for p in parameters]
-                    self._remember(phase, time.monotonic() - began)
+                    self._durations.note(phase, time.monotonic() - began)
                 self.board.end_task()
         except GeneratorExit:
             self.abandoned = self.lane  # By break, or by an exception of user code.
@@ -125,7 +123,7 @@ class Worker:
         if self.is_lost:
             return list(self.follow(place)["pieces"])
         shape = Shape(place, count, may_repeat=may_repeat)
-        turn = Turn(self.board, self.tick, shape, self._median_s(-1))
+        turn = Turn(self.board, self.tick, shape, self._durations.median_s(-1))
         while True:
             task = turn.next()
             if task is None:
@@ -140,7 +138,7 @@ class Worker:
             text = compute(task.index)
             points.reach("piece computed", tick=self.tick, task=task, place=place)
             self.records.write(self.tick, task.index, text)
-            self._remember(-1, time.monotonic() - began)
+            self._durations.note(-1, time.monotonic() - began)
             self.board.end_task()
         found = [text for text in texts if text is not None]
         self._finish({"place": place, "pieces": found})
@@ -182,20 +180,24 @@ class Worker:
         )
 
     def check_end(self) -> None:
-        """The script has ended: the others should not be further than its end."""
-        self.board.refresh()
+        """The script has ended: the others should not be further than its end, or have less."""
         if self.is_lost or not self.tick:
             return
+        self.board.leave()
+        self.board.refresh()
         if self.board.ahead_of(self.tick + 1):
             self.diverged("the others go on with their script", "its end")
-        other = self.board.elsewhere(self.tick)
-        if other is not None and "ended" in other[1]:
-            self.diverged(f"worker {other[0]} {other[1]}", "its end")
-        self.board.me.words[w.LEFT] = 1
+        worker = self.board.left_before(self.tick + 1)
+        if worker is not None:
+            self.diverged(f"worker {worker} has ended its script before it", "its end")
 
     def give_up(self) -> NoReturn:
         """Nobody can tell this process what it missed: it is to be started again, or not needed."""
-        raise SystemExit(0 if self.board.anyone_has_ended() else AGAIN)
+        self.board.me.words[w.LOST] = 1
+        if self.board.anyone_has_ended():
+            raise SystemExit(0)
+        self.seat.tell(again=True)
+        raise SystemExit(AGAIN)
 
     def become(self, tick: int) -> None:
         """The state that was just loaded is the one after this tick."""
@@ -288,10 +290,3 @@ class Worker:
         if self._folds is None or self._looks != looks:
             self._folds, self._looks = Folds(self.board.me, Layout(parameters)), looks
         return self._folds
-
-    def _remember(self, phase: int, seconds: float) -> None:
-        self._durations.setdefault(phase, deque(maxlen=_LANES_REMEMBERED)).append(seconds)
-
-    def _median_s(self, phase: int) -> float | None:
-        durations = sorted(self._durations.get(phase, ()))
-        return durations[len(durations) // 2] if durations else None

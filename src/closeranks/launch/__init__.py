@@ -4,6 +4,8 @@
     supervisor  one job from its start to its end
     crew        its workers as processes; starter, server and worker make them
     policy      what follows from the failure of one of them
+    muster      who is alive in a job that survives deaths, and who is to be started again
+    survival    what the supervisor does about it
     guard       takes everything along if the launcher is killed
 
 A worker's life is a table (lifecycle), and so are the messages between it and the launcher, JSON
@@ -14,14 +16,9 @@ lines over a socket of its own:
                          here     the answer to where
                          progress how far closeranks.progress has come
                          ended    my script has ended, how, and when
+                         ranks    what lanes/seat.py says: a Ranks was made, a line to print once
 
-How resilient training plugs in. A job that can lose workers brings a `DeathPolicy` that answers
-RESTART_ONE: the supervisor then starts that worker again, from the same warm server, with its
-`restarts` counted, and nobody else hears of it from here. A worker that makes such a job says so
-with one more message, on which the supervisor exchanges its policy. What all workers share (a
-memfd with the board of who is alive) is one more descriptor at the end of what every worker is
-handed (worker.STORE is the last today), opened in run.py before the crew and named to the workers
-by a variable next to CLOSERANKS_LAUNCHER; the launcher writes the generation word into it in
-`Supervisor.on_death`, before anything else is decided. A line that is to be printed once, whoever
-says it, is one more message as well.
+A job whose script makes a Ranks loses nothing with a worker (lanes/). What its workers share is one
+file in memory, made before them and handed to each; the launcher writes its roster (muster), so
+that every death is seen by all at once, and starts the one that died again, alone.
 """

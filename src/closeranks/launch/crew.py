@@ -33,6 +33,8 @@ class Listener(Protocol):
 
     def on_message(self, worker: Worker, message: Message) -> None: ...
 
+    def on_gone(self, worker: Worker, code: int) -> None: ...
+
     def on_death(self, worker: Worker) -> None: ...
 
     def on_noise(self, data: bytes) -> None: ...
@@ -50,8 +52,10 @@ class Crew:
         guard: Guard,
         loop: Loop,
         listener: Listener,
+        memory: int,
     ) -> None:
         self.workers = list(workers)
+        self._memory = memory  # the descriptor of what all workers share
         self._by_rank = {worker.rank: worker for worker in workers}
         self._starter = starter
         self._guard = guard
@@ -104,12 +108,17 @@ class Crew:
         """Ask the kernel which children have ended: workers, the server, adopted orphans."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            pid = ended.si_pid
             worker = next((w for w in self.workers if w.pid == pid and w.is_alive), None)
+            if worker is not None:
+                # Before the pid is free for somebody else, whom nobody may take for the worker.
+                self._listener.on_gone(worker, _code_of(ended))
+            _, status = os.waitpid(pid, 0)
             if worker is not None:
                 self._died(worker, status)
             else:
@@ -165,7 +174,7 @@ class Crew:
             self._loop.watch(fd, read, is_output=True)
         self._loop.watch(fault, lambda: self._read_fault(worker))
         self._loop.watch(control.fileno(), lambda: self._read_control(worker))
-        theirs = [out_w, err_w, fault_w, control_w.detach()]
+        theirs = [out_w, err_w, fault_w, control_w.detach(), os.dup(self._memory)]
         if listening is not None:
             theirs.append(listening.detach())
         return Order(job, tuple(theirs), worker.control)
@@ -176,7 +185,9 @@ class Crew:
         self._guard.watch(pid)
         self._listener.on_message(worker, {"kind": "pid"})
         if pid in self._unknown:
-            self._died(worker, self._unknown.pop(pid))
+            status = self._unknown.pop(pid)
+            self._listener.on_gone(worker, os.waitstatus_to_exitcode(status))
+            self._died(worker, status)
 
     def _died(self, worker: Worker, status: int) -> None:
         worker.status = status
@@ -257,3 +268,8 @@ class Crew:
         else:
             self._loop.forget(self._starter.noise)
             os.close(self._starter.noise)
+
+
+def _code_of(ended: os.waitid_result) -> int:
+    """The exit code, or minus the signal."""
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

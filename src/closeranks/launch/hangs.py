@@ -11,6 +11,7 @@ import select
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from closeranks.launch import kernel
 from closeranks.launch.channel import Message
@@ -19,6 +20,7 @@ from closeranks.launch.record import Worker
 from closeranks.launch.worker import STACK_SIGNAL
 from closeranks.observe.frames import frames_of_faulthandler, from_plain
 from closeranks.observe.hang import Hang, Seen, judge
+from closeranks.observe.report import hang_report, ranks_named
 
 _ASK_EVERY_S_MAX = 5.0
 _ANSWER_S_MAX = 2.0
@@ -58,6 +60,19 @@ class HangWatch:
         before, asked.answer, asked.asked_s = asked.answer, answer, 0.0
         if before is None or _moved(before, answer):
             asked.unmoved_since_s = answer["at_s"]
+
+    def news(self, now_s: float) -> list[str]:
+        """What there is to say: of a hang that is new, or over."""
+        new, over = self.look(now_s)
+        if new is not None:
+            consequence = "The job goes on until the group's timeout; --hang-timeout S ends it."
+            if self._timeout_s is not None:
+                consequence = f"The job is ended when it hangs for {self._timeout_s:g} s."
+            return [hang_report(self.with_stacks(new), now_s, str(Path.cwd()), consequence)]
+        if over is not None:
+            ranks = [seen.rank for seen in over.absent or over.stuck]
+            return [f"{ranks_named(ranks)} came; the job goes on"]
+        return []
 
     def look(self, now_s: float) -> tuple[Hang | None, Hang | None]:
         """A hang that is new, and one that is over; ask again if it is time."""

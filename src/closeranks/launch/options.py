@@ -25,7 +25,7 @@ class RunOptions:
     port: int = 0  # where the ranks of one machine meet; 0: any that is free
     run_id: str = "none"
     role: str = "default"
-    restarts_max: int = 0
+    restarts_max: int | None = None  # None: 0, or 3 for each worker of a job that made a Ranks
     log_dir: Path | None = None
     name: str | None = None
     show: frozenset[int] | None = None  # None: all ranks
@@ -45,7 +45,7 @@ class RunOptions:
             )
         if self.node_rank is not None and not 0 <= self.node_rank < self.nodes:
             raise ValueError(f"--node-rank {self.node_rank} is not in 0..{self.nodes - 1}")
-        if self.restarts_max < 0:
+        if self.restarts_max is not None and self.restarts_max < 0:
             raise ValueError(f"--max-restarts {self.restarts_max}: at least 0")
         if self.is_module and self.is_program:
             raise ValueError("-m and --no-python: the target is a module, or a program, not both")

@@ -24,6 +24,7 @@ class Worker:
     cpus: tuple[int, ...]
     state: State = State.NEW
     restarts: int = 0
+    seat: int = 0  # its row in the roster
     pid: int = 0
     died_s: float = 0.0
     status: int | None = None  # as os.waitpid tells it

@@ -21,17 +21,21 @@ from closeranks.launch.folder import make_folder
 from closeranks.launch.guard import Guard
 from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
+from closeranks.launch.muster import Muster
 from closeranks.launch.options import RunOptions
-from closeranks.launch.policy import OrdinaryPolicy
+from closeranks.launch.policy import OrdinaryPolicy, ResilientPolicy
 from closeranks.launch.record import Worker
 from closeranks.launch.screen import Screen
 from closeranks.launch.share import Share, share_out
 from closeranks.launch.starter import ExecStarter, ForkStarter, Starter
 from closeranks.launch.supervisor import Supervisor
+from closeranks.launch.survival import Survival
+from closeranks.segment.roster import Roster
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 _OF_SERVER = ("OMP_NUM_THREADS", LAUNCHER, RUN_DIR)
 _WRAPS = (b"closeranks", b"DistributedDataParallel")
+_SURVIVES = (b"closeranks", b"Ranks(")
 
 
 def run(options: RunOptions) -> int:
@@ -45,6 +49,7 @@ def run(options: RunOptions) -> int:
     guard = Guard()  # first: it is a fork, and must not inherit threads or workers
     loop, screen = Loop(), Screen()
     crew: Crew | None = None
+    roster = Roster.create(share.workers)
     try:
         for warning in (share.warning, folder.warning, *options.notes):
             if warning:
@@ -55,7 +60,7 @@ def run(options: RunOptions) -> int:
             run_id=options.run_id,
             role=options.role,
             serves_store=not options.is_program,
-            restarts_max=options.restarts_max,
+            restarts_max=options.restarts_max or 0,
             threads=share.threads,
             loopback=loopback_interface(),
         )
@@ -71,14 +76,17 @@ def run(options: RunOptions) -> int:
         )
         forks = not (gpus or options.is_program) if options.fork is None else options.fork
         starter = make_starter(forks, options, facts)
-        supervisor = Supervisor(job, folder, screen, loop, OrdinaryPolicy(options.restarts_max))
-        crew = Crew(make_workers(share), starter, guard, loop, supervisor)
+        policy = OrdinaryPolicy(options.restarts_max or 0)
+        survival = Survival(make_muster(roster, options), screen)
+        supervisor = Supervisor(job, folder, screen, loop, policy, survival)
+        crew = Crew(make_workers(share), starter, guard, loop, supervisor, roster.fd)
         return supervisor.run(crew)
     except ValueError as error:  # From here on it is no fault of what the user has typed.
         raise RuntimeError(f"the launcher failed: {error}") from error
     finally:
         if crew is not None:
             crew.close()
+        roster.close()
         guard.close()
         screen.close(limit_s=1.0)
         folder.close()
@@ -179,6 +187,7 @@ def message_maker(
             "launcher": facts.launcher,
             "env": for_worker(place, facts, worker.restarts, os.environ),
             "cpus": worker.cpus,
+            "seat": worker.seat,
             "title": f"rank {place.rank}: {command}",
             "target": options.target,
             "is_module": options.is_module,
@@ -189,12 +198,21 @@ def message_maker(
     return message_of
 
 
+def make_muster(roster: Roster, options: RunOptions) -> Muster:
+    if options.restarts_max is None:
+        return Muster(roster, ResilientPolicy())
+    return Muster(roster, ResilientPolicy(options.restarts_max))
+
+
 def make_starter(forks: bool, options: RunOptions, facts: JobFacts) -> Starter:
     if not forks:
         return ExecStarter()
     modules = ["torch", "torch.distributed"]
     if not (options.is_module or options.is_program) and _mentions(Path(options.target), _WRAPS):
         modules.append("closeranks.ddp.wrapper")
+    if not (options.is_module or options.is_program) and _mentions(Path(options.target), _SURVIVES):
+        # Optimizers import torch._dynamo at their first step; a newcomer has no second for that.
+        modules += ["closeranks.lanes.ranks", "torch._dynamo"]
     place = Place(0, 1, 0, 1, 0, 1, LOOPBACK_ADDRESS, 0)
     environ = for_worker(place, facts, 0, os.environ)
     # Libraries read the number of threads when they are loaded; the rest is a worker's own.

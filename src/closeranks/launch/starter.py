@@ -109,12 +109,18 @@ class ForkStarter:
     def heard(self) -> None:
         """The server has said something."""
         for message in self.channel.receive():
-            if message["kind"] == "ready":
-                self._is_ready = True
-                self._send()
-            elif message["kind"] == "started":
-                for rank, pid in message["pids"]:
-                    self._report(rank, pid)
+            self._take(message)
+        if self._is_ready and self._waiting:
+            self._send()
+
+    def _take(self, message: Message) -> bool:
+        """Whether it was the answer to an order; other news may come before it."""
+        if message["kind"] == "ready":
+            self._is_ready = True
+        elif message["kind"] == "started":
+            for rank, pid in message["pids"]:
+                self._report(rank, pid)
+        return bool(message["kind"] == "got")
 
     def cancel(self) -> list[int]:
         orders, self._waiting = self._waiting, []
@@ -134,7 +140,10 @@ class ForkStarter:
         for order in orders:
             message: dict[str, Any] = {"job": order.job, "last": order is orders[-1]}
             if self.channel.send(message, order.fds):
-                self.channel.receive()  # "got"
+                was_got = False
+                while self.channel.is_open and not was_got:
+                    for each in self.channel.receive():
+                        was_got |= self._take(each)
             for fd in order.fds:
                 os.close(fd)
         self.channel.end.settimeout(None)

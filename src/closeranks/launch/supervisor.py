@@ -4,6 +4,7 @@
     notice   a rank has failed; wait a moment for others, because the first seen may not be the
              first that failed
     decide   ask the policy what follows: the end, or another start
+    replace  in a job that made a Ranks: start the one that died again, while the others go on
     end      signals, each stronger than the one before, until nobody is left
     report   say what happened, as the last thing on the screen
 
@@ -24,14 +25,15 @@ from closeranks.launch.folder import JobFolder
 from closeranks.launch.hangs import HangWatch
 from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
-from closeranks.launch.output import Prefix
-from closeranks.launch.policy import Action, DeathPolicy
+from closeranks.launch.policy import Action, OrdinaryPolicy
 from closeranks.launch.pressure import Pressure
 from closeranks.launch.progress import ProgressView
 from closeranks.launch.record import Worker
 from closeranks.launch.screen import Screen
+from closeranks.launch.survival import Survival
+from closeranks.launch.voices import Voices
 from closeranks.observe.failure import Failure, first_of
-from closeranks.observe.report import failure_report, hang_report, outcome, ranks_named
+from closeranks.observe.report import failure_report, outcome, ranks_named
 
 # How long to wait for other failures after one that may be the first, and after one that says
 # only that a peer has gone: then the first is still to come.
@@ -44,24 +46,28 @@ class Supervisor:
     """One job."""
 
     def __init__(
-        self, job: Job, folder: JobFolder, screen: Screen, loop: Loop, policy: DeathPolicy
+        self,
+        job: Job,
+        folder: JobFolder,
+        screen: Screen,
+        loop: Loop,
+        policy: OrdinaryPolicy,
+        survival: Survival,
     ) -> None:
         self._job = job
         self._folder = folder
         self._screen = screen
         self._loop = loop
         self._policy = policy
+        self._survival = survival
         self._restarts = 0
         self._failures: list[Failure] = []
         self._decide_at_s: float | None = None
         self._culprit: Failure | None = None
         self._stopped_count = 0
         self._restarts_all = False
-        self._again: list[Worker] = []  # to be started again, alone
         self._ending: Ending | None = None
-        self._muted: set[int] = set()
-        self._prefixes: dict[tuple[int, bool], Prefix] = {}
-        self._noise = b""
+        self._voices = Voices(job.size, job.show, folder, screen)
         self._starter_is_lost = False
         self._pressure = Pressure()
 
@@ -82,18 +88,17 @@ class Supervisor:
     # What the crew tells.
 
     def on_lines(self, worker: Worker, is_err: bool, lines: bytes) -> None:
-        if not lines:
-            return
-        self._folder.write_log(worker.rank, lines)
-        shown = self._job.show is None or worker.rank in self._job.show
-        if shown and worker.rank not in self._muted:
-            self._screen.write(is_err, self._prefix(worker.rank, is_err).put_before(lines))
+        self._voices.pass_on(worker, is_err, lines)
 
     def on_message(self, worker: Worker, message: Message) -> None:
         if message["kind"] == "pid":
+            self._survival.started(worker)
             self._folder.write_workers({w.rank: w.pid for w in self._crew.workers if w.pid})
             if self._ending is not None:
                 self._crew.signal(signal.SIGKILL, [worker])  # It came too late.
+        elif message["kind"] == "ranks":
+            if self._survival.heard(worker, message) and self._ending is None:
+                self._end(endings.of_failure(time.monotonic()))
         elif message["kind"] == "progress":
             self._progress.tell(worker.rank, message)
         elif message["kind"] == "here":
@@ -102,22 +107,29 @@ class Supervisor:
             worker.ended = message
             if message["code"]:
                 self._crew.drain(worker)
-                self._folder.write_log(
-                    worker.rank, message["trace"].encode(errors="backslashreplace")
-                )
-                self._muted.add(worker.rank)
+                trace = message["trace"].encode(errors="backslashreplace")
+                self._folder.write_log(worker.rank, trace)
+                self._voices.muted.add(worker.rank)
                 assert worker.control is not None, "it has just spoken"
                 worker.control.send({"kind": "noted"})
-                self._notice(worker)
+                if not self._survival.is_needed:
+                    self._notice(worker)
+
+    def on_gone(self, worker: Worker, code: int) -> None:
+        self._survival.closed(worker, code)
 
     def on_death(self, worker: Worker) -> None:
         if worker.fault:
             self._folder.write_log(worker.rank, bytes(worker.fault))
-        self._notice(worker)
+        if not self._survival.is_needed:
+            self._notice(worker)
+            return
+        culprit = self._survival.replace(worker, self._pressure.shown())
+        if culprit is not None and self._ending is None:
+            self._failures, self._culprit = [culprit], culprit
+            self._end(endings.of_failure(time.monotonic()))
 
     def on_noise(self, data: bytes) -> None:
-        """The fork server says something: a warning of an import, or why it dies."""
-        self._noise = (self._noise + data)[-4000:]
         self._screen.write(True, data)
 
     def on_starter_lost(self) -> None:
@@ -139,15 +151,8 @@ class Supervisor:
     def _decide(self, now_s: float) -> None:
         self._decide_at_s = None
         culprit = first_of(self._failures)
-        worker = next(w for w in self._crew.workers if w.rank == culprit.rank)
-        restarts = max(self._restarts, worker.restarts)
-        decision = self._policy.decide(culprit, restarts)
-        if decision.action is Action.RESTART_ONE:
-            self._failures.remove(culprit)
-            self._again.append(worker)
-            self._screen.say(f"rank {culprit.rank} {culprit.what}; {decision.reason}")
-            return
         self._culprit = culprit
+        decision = self._policy.decide(culprit, self._restarts)
         self._restarts_all = decision.action is Action.RESTART_ALL
         self._end(endings.of_failure(now_s))
         if self._restarts_all:
@@ -161,7 +166,7 @@ class Supervisor:
         self._ending = ending
         self._stopped_count = len([w for w in self._crew.alive() if w.ended is None])
         if ending.reason in ("failure", "interrupt", "hang"):
-            self._muted.update(worker.rank for worker in self._crew.workers)
+            self._voices.muted.update(worker.rank for worker in self._crew.workers)
         self._crew.cancel()
         self._send_due(ending.began_s)
 
@@ -200,28 +205,16 @@ class Supervisor:
             self._end(endings.of_failure(now_s))
         if self._ending is None and self._decide_at_s is None:
             self._look_for_hangs(now_s)
+            self._survival.look_after(self._crew.workers, now_s)
         if self._ending is not None:
             self._send_due(now_s)
             if self._restarts_all and not self._crew.alive() and self._is_drained():
                 self._restart_all()
-        for worker in [w for w in self._again if not w.is_alive]:
-            self._again.remove(worker)
-            worker.restarts += 1
-            self._crew.close_streams(worker)
-            self._crew.start([worker], self._job.message_of, self._job.listener_of)
+        self._start_again()
 
     def _look_for_hangs(self, now_s: float) -> None:
-        new, over = self._hangs.look(now_s)
-        if new is not None:
-            timeout_s = self._job.hang_timeout_s
-            consequence = "The job goes on until the group's timeout; --hang-timeout S ends it."
-            if timeout_s is not None:
-                consequence = f"The job is ended when it hangs for {timeout_s:g} s."
-            found = self._hangs.with_stacks(new)
-            self._screen.say(hang_report(found, now_s, str(Path.cwd()), consequence))
-        elif over is not None:
-            ranks = [seen.rank for seen in over.absent or over.stuck]
-            self._screen.say(f"{ranks_named(ranks)} came; the job goes on")
+        for text in self._hangs.news(now_s):
+            self._screen.say(text)
         if self._hangs.is_timed_out(now_s):
             self._screen.say(f"ended, because it hung for {self._job.hang_timeout_s:g} s")
             self._end(endings.of_hang(now_s))
@@ -233,13 +226,27 @@ class Supervisor:
 
     def _start_all(self) -> None:
         self._job.prepare()
-        self._crew.start(self._crew.workers, self._job.message_of, self._job.listener_of)
+        self._crew.start(self._crew.workers, self._message_of, self._job.listener_of)
+
+    def _start_again(self) -> None:
+        """Those who are to be started again while the others go on."""
+        again, self._survival.again = self._survival.again, []
+        if again and self._ending is None:
+            for worker in again:
+                worker.restarts += 1
+                self._voices.muted.discard(worker.rank)
+                self._crew.close_streams(worker)
+            self._crew.start(again, self._message_of, self._job.listener_of)
+
+    def _message_of(self, worker: Worker) -> Message:
+        self._survival.admit(worker)
+        return self._job.message_of(worker)
 
     def _restart_all(self) -> None:
         self._restarts += 1
         self._restarts_all, self._ending, self._culprit = False, None, None
         self._failures.clear()
-        self._muted.clear()
+        self._voices.muted.clear()
         self._hangs.forget()
         for worker in self._crew.workers:
             self._crew.close_streams(worker)
@@ -252,7 +259,7 @@ class Supervisor:
         return all(self._crew.is_drained(w) or w.died_s < late_s for w in self._crew.workers)
 
     def _is_over(self) -> bool:
-        if self._restarts_all or self._again or self._decide_at_s is not None:
+        if self._restarts_all or self._survival.again or self._decide_at_s is not None:
             return False
         if self._starter_is_lost:
             return not [w for w in self._crew.alive() if w.pid]
@@ -265,6 +272,10 @@ class Supervisor:
             self._crew.close_streams(worker)
         if self._ending is not None and self._ending.code is not None:
             return self._ending.code
+        told = self._survival.told_end
+        if told is not None:
+            self._screen.say(f"{told.text.rstrip()}\nLogs: {self._folder.shown()}/")
+            return told.code
         if self._culprit is not None:
             self._report_failure(self._outcome(self._culprit))
             return self._culprit.code
@@ -287,9 +298,3 @@ class Supervisor:
         assert self._culprit is not None, "somebody failed"
         log = f"Logs: {self._folder.shown()}/rank-{self._culprit.rank}.log and its neighbours."
         self._screen.say(failure_report(self._culprit, outcome, log, str(Path.cwd())))
-
-    def _prefix(self, rank: int, is_err: bool) -> Prefix:
-        if (rank, is_err) not in self._prefixes:
-            coloured = self._screen.colours(is_err)
-            self._prefixes[rank, is_err] = Prefix(rank, self._job.size, coloured)
-        return self._prefixes[rank, is_err]

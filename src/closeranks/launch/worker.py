@@ -29,15 +29,16 @@ from typing import IO, Any
 from closeranks.launch import kernel
 from closeranks.launch.channel import Channel, Message
 from closeranks.launch.script import Ending, run_target
-from closeranks.observe import progress, whereabouts
+from closeranks.observe import launcher, whereabouts
 from closeranks.observe.frames import as_plain
+from closeranks.segment.roster import SEAT_VARIABLE
 
 # Only the launcher sends it. A real-time signal, because programs and schedulers have uses of
 # their own for SIGUSR1 and SIGUSR2.
 STACK_SIGNAL = 50
 
 # What a worker is handed, in this order; a store's listening socket is there on one rank only.
-OUT, ERR, FAULT, CONTROL, STORE = range(5)
+OUT, ERR, FAULT, CONTROL, MEMORY, STORE = range(6)
 
 _NOTED_LIMIT_S = 2.0
 
@@ -69,10 +70,12 @@ def live(job: Message, fds: list[int], control: Channel) -> int:
     fault = os.fdopen(fds[FAULT], "w")
     os.set_inheritable(fds[FAULT], False)
     os.set_inheritable(control.fileno(), False)
+    os.set_inheritable(fds[MEMORY], False)
     _lasting.extend((fault, control))
     faulthandler.enable(file=fault)
     faulthandler.register(STACK_SIGNAL, file=fault, all_threads=True)
     os.environ.update(job["env"])
+    os.environ[SEAT_VARIABLE] = f"{fds[MEMORY]}:{job['seat']}"
     if job["cpus"]:
         with contextlib.suppress(OSError):  # a core may have gone offline
             os.sched_setaffinity(0, job["cpus"])
@@ -85,7 +88,7 @@ def live(job: Message, fds: list[int], control: Channel) -> int:
     kernel.set_title(job["title"])
     # Phase 3
     control.send({"kind": "hello", "pid": os.getpid()})
-    progress.tell_launcher = control.send
+    launcher.tell = control.send
     noted = threading.Event()
     threading.Thread(
         target=_answer, args=(control, noted), name="closeranks-answers", daemon=True
@@ -101,9 +104,14 @@ def live(job: Message, fds: list[int], control: Channel) -> int:
 
 
 def _wait_for_launcher(pid: int) -> None:
-    """A forked worker is the launcher's child once the process between them has ended."""
+    """A forked worker is the launcher's child once the process between them has ended.
+
+    If the launcher is killed at this moment, it will never be.
+    """
     deadline = time.monotonic() + 10.0
     while os.getppid() != pid and time.monotonic() < deadline:
+        if kernel.state_and_parent(pid)[0] in ("", "Z"):
+            return
         time.sleep(0.0005)
 
 

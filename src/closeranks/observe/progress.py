@@ -13,16 +13,13 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from closeranks.observe import whereabouts
+from closeranks.observe import launcher, whereabouts
 from closeranks.observe.standing import Standings
 
 T = TypeVar("T")
-
-# Set in a worker of our launcher: hands it a message.
-tell_launcher: Callable[[dict[str, Any]], object] | None = None
 
 _LEADER_EVERY_S, _OTHERS_EVERY_S = 0.25, 1.0
 LINE_EVERY_S = 5.0
@@ -39,7 +36,7 @@ class Progress(Generic[T]):
         self._rank = int(os.environ.get("RANK") or 0)
         self._step = 0
         self._number = next(_numbers)
-        self._display = _Display() if tell_launcher is None and self._rank == 0 else None
+        self._display = _Display() if launcher.tell is None and self._rank == 0 else None
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
@@ -52,7 +49,7 @@ class Progress(Generic[T]):
         global _samples_ever
         self._step, self._began_s = 0, time.monotonic()
         self._waited_before = whereabouts.waited_s()
-        is_silent = tell_launcher is None and self._display is None
+        is_silent = launcher.tell is None and self._display is None
         every_s = _LEADER_EVERY_S if self._rank == 0 else _OTHERS_EVERY_S
         self._tell(self._began_s, is_done=False)
         next_s = self._began_s + every_s
@@ -69,7 +66,7 @@ class Progress(Generic[T]):
         self._tell(time.monotonic(), is_done=True)
 
     def _tell(self, now_s: float, is_done: bool) -> None:
-        if tell_launcher is None and self._display is None:
+        if launcher.tell is None and self._display is None:
             return
         elapsed_s = max(now_s - self._began_s, 1e-9)
         told = {
@@ -84,8 +81,8 @@ class Progress(Generic[T]):
             "values": self._shown_values() if self._rank == 0 else {},
             "is_done": is_done,
         }
-        if tell_launcher is not None:
-            tell_launcher(told)
+        if launcher.tell is not None:
+            launcher.tell(told)
         elif self._display is not None:
             self._display.update(told)
 

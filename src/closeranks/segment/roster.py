@@ -34,8 +34,14 @@ _GENERATION, _WORKERS, _JOB, _ROWS = 1, 2, 3, 4
 _FIRST_ROW, _ROW_WORDS = 64, 8
 _WORKER, _PID, _STATUS, _CODE, _START_NS = range(5)
 
+# Which file and which incarnation this process has, "descriptor:number", in its environment.
+SEAT_VARIABLE = "CLOSERANKS_SEAT"
+
 # The words of an area that a launcher reads (lanes/words.py has the rest).
+AT = 0  # the tick this worker is at: it has applied all before it; 0 before its first
 STEPS = 3  # how many steps this incarnation has finished
+PROGRESS_NS = 4  # when it last finished anything
+LOST = 5  # not 0 while it has no state of its own: it was overtaken and asks for it
 
 
 @dataclass(frozen=True)
@@ -98,9 +104,15 @@ class Roster:
         self._words[row + _STATUS] = status
         self._words[_GENERATION] += 1
 
-    def steps_of(self, number: int) -> int:
-        """How many steps an incarnation has finished, written by itself."""
-        return int.from_bytes(os.pread(self.fd, 8, area_start(number) + 8 * STEPS), "little")
+    def word_of(self, number: int, word: int) -> int:
+        """A word of an incarnation's area, written by itself."""
+        return int.from_bytes(os.pread(self.fd, 8, area_start(number) + 8 * word), "little")
+
+    def clear_area(self, number: int) -> None:
+        """Give the memory of somebody's area back, the words first: who still reads forgets it."""
+        start = area_start(number)
+        clear(self.fd, start, HEAD_BYTES)
+        clear(self.fd, start + HEAD_BYTES, AREA_BYTES - HEAD_BYTES)
 
     # Everybody's.
 
