@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BucketCapacityConfig
 
+from closeranks.wire.formats import EXACT
+
 logger = logging.getLogger("closeranks")
 
 
@@ -172,6 +174,19 @@ def check_average(average: object) -> bool | Callable[[], float]:
         f"average: got {average!r}, wanted True (mean), False (sum) or a function fn() -> float "
         "that returns this rank's weight."
     )
+
+
+def resolve_wire(wire: object) -> str:
+    """The wire format asked for; whether there is such a one is found out by all ranks together."""
+    return str(wire) if wire is not None else os.environ.get("CLOSERANKS_WIRE") or EXACT
+
+
+def check_wire_alone(wire: str, mixed_precision: object) -> None:
+    if wire != EXACT and mixed_precision is not None:
+        raise ValueError(
+            f"wire={wire!r} with mixed_precision: that exchanges gradients by a hook of its own, "
+            "in its reduce_dtype. Leave one of them out."
+        )
 
 
 def check_delayed(named: object, trigger: object) -> None:

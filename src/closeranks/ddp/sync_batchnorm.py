@@ -22,7 +22,7 @@ Backward:
 All ranks must run the same synchronised layers in the same order, forward and backward, and on all
 or none of them the input of a layer must need a gradient. A rank whose data has run out must go on
 with empty batches: join() cannot run its layers for it. The exchanges run beside the process group
-(side_group.py), not on it among the reducer's.
+(exchange/beside.py), not on it among the reducer's.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from closeranks.ddp.side_group import side_group
 from closeranks.errors import ExchangeFailed
+from closeranks.exchange.beside import side_group
 
 _PURPOSE = "sync_batchnorm"
 

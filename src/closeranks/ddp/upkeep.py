@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -16,10 +16,12 @@ from torch import nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.join import Joinable
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BucketCapacityConfig
 
-from closeranks.ddp import buffers, copying
+from closeranks.ddp import buffers, copying, options, wire_state
 from closeranks.ddp.comm_hook import Hook, builtin_hook, check_hook
 from closeranks.ddp.uneven import ShadowHook
+from closeranks.wire.formats import EXACT
 
 if TYPE_CHECKING:
     from closeranks.ddp.delayed import DelayedParameters
@@ -39,15 +41,33 @@ class Upkeep(TorchDDP):
     reducer: TorchNamedReducer  # type: ignore[assignment]
     logger: Logger
     average: bool | Callable[[], float]
+    wire: str
     _exchange: Exchange
     _waiter: Waiter
     divides_by_initial_size: bool  # set by join()
     _delayed: DelayedParameters | None
     _mixed: MixedPrecision | None
 
+    _bucket_config: _BucketCapacityConfig
+
     def _make_reducer(self, static_graph: bool, alone: bool = False) -> None:
         """Make everything that belongs to this process and its group."""
         raise NotImplementedError
+
+    def _set_torch_attributes(self) -> None:
+        """Attributes that others read, or that inherited methods use."""
+        config = self._bucket_config
+        self.bucket_bytes_cap = config.bucket_bytes_cap
+        self.bucket_bytes_cap_list = list(config.per_bucket_bytes_caps)
+        self.bucket_bytes_cap_default = config.first_bucket_bytes_cap < config.bucket_bytes_cap
+        self.broadcast_bucket_size = 250 * 1024 * 1024
+        self.use_side_stream_for_tensor_copies = options.side_stream_wanted()
+        self._use_python_reducer = False
+        self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
+        self._lazy_init_ran = False
+        self._ddp_sink_clone = True
+        self._delayed = None
+        self._mixed = None
 
     # Hooks.
 
@@ -67,6 +87,12 @@ class Upkeep(TorchDDP):
             check()
             if self.reducer.hook is not None:
                 raise RuntimeError(f"{_ONCE} Compose hooks in one function instead.")
+            if self.wire != EXACT:
+                raise ValueError(
+                    f"A communication hook decides itself in which format gradients travel, but "
+                    f"wire={self.wire!r} was asked for. Leave out the hook, or wire= and "
+                    "CLOSERANKS_WIRE."
+                )
             if self.average is not True:
                 raise ValueError(
                     "A communication hook decides itself how gradients are combined; average= "
@@ -147,6 +173,19 @@ class Upkeep(TorchDDP):
             self._make_reducer(self.static_graph)
             if hook is not None:
                 self._install_hook(hook)
+
+    # What a wire format has not sent yet.
+
+    def wire_state_dict(self) -> dict[str, Any]:
+        """What this rank has to remember so that a resumed run goes on to the same bits.
+
+        Every rank has its own, and saves it beside the model; it is no part of state_dict().
+        """
+        return wire_state.save(self.reducer, self.wire)
+
+    def load_wire_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what wire_state_dict() of the same rank said; all ranks do so at once."""
+        wire_state.load(state, self.reducer, self.wire)
 
     # Copies.
 

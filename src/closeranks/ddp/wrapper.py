@@ -41,6 +41,7 @@ from closeranks.exchange.choose import choose
 from closeranks.exchange.late import LateExchange
 from closeranks.reducer.options import ReducerOptions
 from closeranks.reducer.waiting import Waiter
+from closeranks.wire.formats import EXACT
 
 
 class DistributedDataParallel(Upkeep):
@@ -54,6 +55,10 @@ class DistributedDataParallel(Upkeep):
             zero if all weights are zero. Excludes a communication hook.
         warn_after_s: after so long a wait for other ranks, a warning of the logger "closeranks"
             names the bucket, its parameters, and the ranks that did not come.
+        wire: the format of gradients on their way from host to host: "exact" (the default),
+            "bf16", "fp16", "int8", "powersgd:RANK", or "auto" to have one chosen by measurement.
+            What a format cannot hold is sent later. CLOSERANKS_WIRE does the same for a program
+            that does not say. Excludes a communication hook.
 
     Parameters that a backward does not reach need no flag; find_unused_parameters=True lets
     buckets fly earlier where the used parameters vary. `autograd.grad` is never exchanged.
@@ -84,6 +89,7 @@ class DistributedDataParallel(Upkeep):
         *,
         average: bool | Callable[[], float] = True,
         warn_after_s: float = 30.0,
+        wire: str | None = None,
     ) -> None:
         options.check_module(module)
         options.check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
@@ -91,6 +97,8 @@ class DistributedDataParallel(Upkeep):
         Joinable.__init__(self)
         self.average = options.check_average(average)
         self.warn_after_s = warn_after_s
+        self.wire = options.resolve_wire(wire)
+        options.check_wire_alone(self.wire, mixed_precision)
         self.process_group = options.resolve_group(module, process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
@@ -156,21 +164,6 @@ class DistributedDataParallel(Upkeep):
         if static_graph:
             self._set_static_graph()
 
-    def _set_torch_attributes(self) -> None:
-        """Attributes that others read, or that inherited methods use."""
-        config = self._bucket_config
-        self.bucket_bytes_cap = config.bucket_bytes_cap
-        self.bucket_bytes_cap_list = list(config.per_bucket_bytes_caps)
-        self.bucket_bytes_cap_default = config.first_bucket_bytes_cap < config.bucket_bytes_cap
-        self.broadcast_bucket_size = 250 * 1024 * 1024
-        self.use_side_stream_for_tensor_copies = options.side_stream_wanted()
-        self._use_python_reducer = False
-        self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
-        self._lazy_init_ran = False
-        self._ddp_sink_clone = True
-        self._delayed = None
-        self._mixed = None
-
     def _wants_sync_function(self) -> Callable[[], bool]:
         """Whether gradients are to be exchanged, for parts that must not keep this object alive."""
         reference = weakref.ref(self)
@@ -186,8 +179,11 @@ class DistributedDataParallel(Upkeep):
         self._assign_modules_buffers()
         attendance = Attendance(self.process_group)
         self._waiter = Waiter(attendance, self.warn_after_s)
-        make = functools.partial(choose, self.process_group, self.device, self._waiter.wait)
-        self._exchange = LateExchange(self.process_group, make, True) if alone else make()
+        make = functools.partial(
+            choose, self.process_group, self.device, self._waiter.wait, self.wire
+        )
+        exact = self.wire == EXACT
+        self._exchange = LateExchange(self.process_group, make, exact) if alone else make()
         self._waiter.at_end = self._exchange.close
         candidates = parameters.candidates(self.module, self.parameters_to_ignore)
         synced_norm = any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())

@@ -10,8 +10,8 @@ carries flat tensors from host to host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ class Pending(Protocol):
         """Return when the tensor holds the result; raise RuntimeError if it never will."""
 
 
+class WireState(Protocol):
+    """What a rank has not sent yet, and where its wire format stands."""
+
+    def state(self) -> dict[str, Any]:
+        """A copy, on the CPU."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state() of the same rank."""
+
+
 class Exchange(Protocol):
     """n ranks that reduce and broadcast tensors among themselves."""
 
@@ -40,6 +50,10 @@ class Exchange(Protocol):
     @property
     def is_exact(self) -> bool:
         """Whether every sum is exact; if not, those are that come without a layout."""
+
+    @property
+    def wire_state(self) -> WireState | None:
+        """What a wire format keeps from exchange to exchange; None where there is none."""
 
     @property
     def way(self) -> str:
@@ -81,6 +95,10 @@ class Between(Protocol):
     @property
     def format(self) -> str:
         """How tensors travel: "float32" says that they travel as they are."""
+
+    @property
+    def wire_state(self) -> WireState | None:
+        """What a wire format keeps from exchange to exchange; None where there is none."""
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None

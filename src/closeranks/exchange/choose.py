@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.constants import default_pg_timeout
 
 from closeranks.exchange import attendance
+from closeranks.exchange.agreement import agreed, second_group, tell_wish
 from closeranks.exchange.grid import Grid, arrange
 from closeranks.exchange.group import GroupExchange
 from closeranks.exchange.handshake import Facts, Handshake, Wait
@@ -24,9 +25,11 @@ from closeranks.exchange.hosts import HostsExchange
 from closeranks.exchange.lookout import Crowd
 from closeranks.exchange.meshes import Meshes
 from closeranks.exchange.shm import ShmExchange
+from closeranks.exchange.wired import WiredExchange
+from closeranks.wire.formats import EXACT, Format
 
 if TYPE_CHECKING:
-    from closeranks.exchange.base import Exchange
+    from closeranks.exchange.base import Between, Exchange
     from closeranks.segment.team import Team
 
 logger = logging.getLogger("closeranks")
@@ -35,6 +38,7 @@ logger = logging.getLogger("closeranks")
 _EXCHANGE, _KERNELS = "CLOSERANKS_EXCHANGE", "CLOSERANKS_KERNELS"
 _POSSIBLE = {_EXCHANGE: ("auto", "shm", "group"), _KERNELS: ("auto", "c", "python")}
 _APART = "the ranks are on several hosts or in several containers"
+_WIRE = "wire"
 _WISH_MAX = 40  # characters of a wish that are passed on
 
 
@@ -115,41 +119,62 @@ def _check_wishes(everyones: Sequence[Facts]) -> None:
                     f"{variable}={wish!r} on rank {rank}: wanted {', '.join(possible)}. No rank "
                     "trains; correct it."
                 )
+    agreed([facts["wishes"][_WIRE] for facts in everyones])
 
 
-def choose(group: dist.ProcessGroup, device: torch.device, wait: Wait) -> Exchange:
+def choose(
+    group: dist.ProcessGroup, device: torch.device, wait: Wait, wire: str = EXACT
+) -> Exchange:
     """The exchange of a group. Every rank of it calls this at the same point of its program.
 
     Args:
         device: where the tensors are that will be exchanged.
         wait: waits for a collective of the group, and explains the failure of one.
+        wire: the format of gradients between ranks that share no memory; wire/formats has them.
     """
     by_group = GroupExchange(group)
     exchange: Exchange = by_group
     reason = _why_not(group, by_group.size, device)
-    if not reason:
-        gathered = gather(by_group, wait, _timeout_s(group))
-        exchange, reason = _between_or_inside(gathered, by_group, wait), gathered.reason
+    if reason:
+        form = agreed(tell_wish(by_group, wire[:_WISH_MAX], device, wait))
+    else:
+        gathered = gather(by_group, wait, _timeout_s(group), wire)
+        form, reason = agreed([wire]), gathered.reason
+        exchange = _between_or_inside(gathered, by_group, wait, form)
+    if exchange is by_group and by_group.size > 1 and not form.is_exact:
+        exchange = WiredExchange(by_group, form, second_group(by_group, device, wait))
+    if exchange.is_exact and not form.is_exact and by_group.rank == 0:
+        logger.info("wire=%s: gradients pass through no network here, so they stay exact", form)
     logger.info("rank %d exchanges by %s: %s", by_group.rank, exchange.way, reason)
     return exchange
 
 
-def _between_or_inside(gathered: Gathered, by_group: GroupExchange, wait: Wait) -> Exchange:
+def _between_or_inside(
+    gathered: Gathered, by_group: GroupExchange, wait: Wait, form: Format
+) -> Exchange:
     team, crowd = gathered.team, gathered.crowd
     store = attendance.store_of(by_group.group)
     if gathered.is_on_hosts and store is not None:
         backend = by_group.group._get_backend(torch.device("cpu"))
         number = attendance.instance_number(by_group.group)
-        meshes = Meshes(
-            crowd, backend, PrefixStore(f"closeranks/hosts/{number}", store), team is not None
-        )
+        store = PrefixStore(f"closeranks/hosts/{number}", store)
+        meshes = Meshes(crowd, backend, store, team is not None, not form.is_exact)
         inside = None if team is None else ShmExchange(team, by_group)
-        mesh = meshes.flat if team is None else meshes.column
-        between = None if mesh is None else GroupExchange(mesh.group)
-        return HostsExchange(meshes, inside, between, True, wait)
+        return HostsExchange(meshes, inside, _between(meshes, team is not None, form), form, wait)
     if team is not None and not gathered.is_on_hosts:
         return ShmExchange(team, by_group)
     return by_group
+
+
+def _between(meshes: Meshes, by_columns: bool, form: Format) -> Between | None:
+    """What carries sums from host to host; nothing on a rank that has no slice."""
+    mesh = meshes.column if by_columns else meshes.flat
+    if mesh is None:
+        return None
+    group = GroupExchange(mesh.group)
+    if meshes.turns is None:
+        return group
+    return WiredExchange(group, form, GroupExchange(meshes.turns.group))
 
 
 @dataclass(frozen=True)
@@ -162,14 +187,15 @@ class Gathered:
     reason: str
 
 
-def gather(by_group: GroupExchange, wait: Wait, timeout_s: float) -> Gathered:
+def gather(by_group: GroupExchange, wait: Wait, timeout_s: float, wire: str = EXACT) -> Gathered:
     """Who shares memory with whom. For all ranks of a group at once.
 
     Args:
         timeout_s: how long a team waits for a rank in a collective.
     """
     handshake = Handshake(by_group, wait)
-    everyones = handshake.tell({v: (os.environ.get(v) or "auto")[:_WISH_MAX] for v in _POSSIBLE})
+    wishes = {v: (os.environ.get(v) or "auto")[:_WISH_MAX] for v in _POSSIBLE}
+    everyones = handshake.tell({**wishes, _WIRE: wire[:_WISH_MAX]})
     choice = decide(everyones)
     grid = arrange([facts["host"] for facts in everyones])
     mates = grid.row_of(by_group.rank)

@@ -27,6 +27,7 @@ class GroupExchange:
 
     scales_for_free = False
     is_exact = True
+    wire_state = None
     format = "float32"
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -31,11 +31,12 @@ from closeranks.exchange.resident import Meeting, Resident
 from closeranks.segment.page import LANDED
 
 if TYPE_CHECKING:
-    from closeranks.exchange.base import Between, Pending
+    from closeranks.exchange.base import Between, Pending, WireState
     from closeranks.exchange.handshake import Wait
     from closeranks.exchange.layout import Layout
     from closeranks.exchange.meshes import Meshes
     from closeranks.exchange.shm import ShmExchange
+    from closeranks.wire.formats import Format
 
 
 class HostsExchange:
@@ -46,12 +47,13 @@ class HostsExchange:
         meshes: Meshes,
         inside: ShmExchange | None,
         between: Between | None,
-        is_exact: bool,
+        wire: Format,
         wait: Wait,
     ) -> None:
         """`inside` are the ranks of this host, None where memory is not shared on any.
 
         `between` is this rank's column, None if it has no slice; without `inside` it is all ranks.
+        `wire` is the format in which sums travel, the same on all ranks.
         `wait` waits for what only happens once in a while, and explains its failures.
         """
         grid = meshes.crowd.grid
@@ -60,7 +62,7 @@ class HostsExchange:
         self.inside = inside
         self.between = between
         self.columns = grid.columns
-        self.is_exact = is_exact
+        self.is_exact = wire.is_exact
         self.scales_for_free = inside is not None
         self._shape = grid.shape
         self._meshes = meshes
@@ -71,6 +73,10 @@ class HostsExchange:
         if inside is not None:
             inside.team.host = meshes.crowd.names[self.rank]
             inside.team.look_further = meshes.lookout.raise_if_lost
+
+    @property
+    def wire_state(self) -> WireState | None:
+        return None if self.between is None else self.between.wire_state
 
     @property
     def way(self) -> str:

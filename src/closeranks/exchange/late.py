@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from closeranks.exchange.base import Exchange, Pending
+    from closeranks.exchange.base import Exchange, Pending, WireState
     from closeranks.exchange.layout import Layout
 
 
@@ -33,6 +33,10 @@ class LateExchange:
     @property
     def scales_for_free(self) -> bool:
         return self._now().scales_for_free
+
+    @property
+    def wire_state(self) -> WireState | None:
+        return self._now().wire_state
 
     @property
     def way(self) -> str:

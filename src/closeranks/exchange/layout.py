@@ -7,6 +7,7 @@ Pure: names, places and sizes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,8 +37,36 @@ class Layout:
     def numel(self) -> int:
         return self.pieces[-1].stop if self.pieces else 0
 
+    @functools.cached_property
+    def places(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, start and length of every piece."""
+        return tuple((p.name, p.start, p.rows * p.cols) for p in self.pieces)
+
+    @functools.cached_property
+    def matrices(self) -> tuple[tuple[str, int, int, int], ...]:
+        """Name, start, rows and columns of every piece."""
+        return tuple((p.name, p.start, p.rows, p.cols) for p in self.pieces)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Layouts are compared in every exchange, and have hundreds of pieces."""
+        return hash(self.matrices)
+
     def cut(self, start: int, stop: int) -> Layout:
         """The layout of a part of the flat tensor. A piece is cut between rows where it can be."""
+        known = self._cuts.get((start, stop))
+        if known is None:
+            known = self._cuts[start, stop] = self._cut(start, stop)
+        return known
+
+    @functools.cached_property
+    def _cuts(self) -> dict[tuple[int, int], Layout]:
+        return {}
+
+    def _cut(self, start: int, stop: int) -> Layout:
         found: list[Piece] = []
         for piece in self.pieces:
             lo, hi = max(piece.start, start), min(piece.stop, stop)

@@ -3,6 +3,8 @@
     watch    all ranks; carries nothing, so that it tells who is there
     flat     all ranks; carries what is small, and everything where memory is not shared
     column   the ranks with one slice, one of each host; None on a rank without a slice
+    turns    the same ranks as what carries the sums between hosts, where a wire format is wanted:
+             for its second collectives, which keep an order of their own
 
 Made by all ranks at the same point of their programs, ended together. Knows groups and ranks; must
 not know what is exchanged.
@@ -26,7 +28,9 @@ class Meshes:
 
     transport = "gloo"
 
-    def __init__(self, crowd: Crowd, gloo: Any, store: Any, by_columns: bool) -> None:
+    def __init__(
+        self, crowd: Crowd, gloo: Any, store: Any, by_columns: bool, with_turns: bool = False
+    ) -> None:
         """`gloo` is the backend of the given group and `store` one that nobody else uses."""
         everybody = range(len(crowd.names))
         links.guard_store(store)
@@ -34,11 +38,16 @@ class Meshes:
         self.crowd = crowd = _with_addresses(crowd, self.watch)
         self.flat = Mesh(gloo, store, "flat", everybody, crowd.rank)
         self.column: Mesh | None = None
+        self.turns: Mesh | None = None
         place = crowd.grid.row_of(crowd.rank).index(crowd.rank)
         if by_columns and place < crowd.grid.columns:
             ranks = crowd.grid.column(place)
             self.column = Mesh(gloo, store, f"column/{place}", ranks, crowd.rank)
-        data = [mesh for mesh in (self.flat, self.column) if mesh is not None]
+            if with_turns:
+                self.turns = Mesh(gloo, store, f"turns/{place}", ranks, crowd.rank)
+        elif with_turns and not by_columns:
+            self.turns = Mesh(gloo, store, "turns", everybody, crowd.rank)
+        data = [mesh for mesh in (self.flat, self.column, self.turns) if mesh is not None]
         self.lookout = Lookout(crowd, self.watch, data, store)
         if not _all:
             atexit.register(_close_all)
@@ -46,7 +55,7 @@ class Meshes:
 
     def close(self) -> None:
         self.lookout.close()
-        for mesh in (self.watch, self.flat, self.column):
+        for mesh in (self.watch, self.flat, self.column, self.turns):
             if mesh is not None:
                 mesh.close()
 

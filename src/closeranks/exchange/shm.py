@@ -57,6 +57,7 @@ class ShmExchange:
 
     scales_for_free = True
     is_exact = True
+    wire_state = None
 
     def __init__(self, team: Team, group: GroupExchange) -> None:
         self.rank, self.size = team.rank, team.size

@@ -31,11 +31,12 @@ def side_group(group: Any, purpose: str) -> Any:
     """
     known: dict[str, Any] = _side_groups.setdefault(group, {})
     if purpose not in known:
-        known[purpose] = _make(group, purpose)
+        known[purpose] = make_beside(group, purpose)
     return known[purpose] or group
 
 
-def _make(group: Any, purpose: str) -> Any | None:
+def make_beside(group: Any, purpose: str) -> Any | None:
+    """A new such group, for whoever ends it; None where it cannot be made."""
     made_by_torch = dist.distributed_c10d._world.pg_map.get(group)
     if made_by_torch is None:
         return None
