@@ -17,12 +17,12 @@ def _facts(
     count: int = 3, exchange: str = "auto", wanted: str = "auto", **others: Any
 ) -> list[dict[str, Any]]:
     """Ranks that could share memory in every way, but for what is said of rank 1."""
-    wishes = {"CLOSERANKS_EXCHANGE": "auto", "CLOSERANKS_KERNELS": "auto"}
+    wishes = {"CLOSERANKS_EXCHANGE": "auto", "CLOSERANKS_KERNELS": "auto", "wire": "exact"}
     ranks: list[dict[str, Any]] = [
         {"wishes": dict(wishes), "host": "a", "unable": "", "kernels": ["c", "python"]}
         for _ in range(count)
     ]
-    ranks[1]["wishes"] = {"CLOSERANKS_EXCHANGE": exchange, "CLOSERANKS_KERNELS": wanted}
+    ranks[1]["wishes"] |= {"CLOSERANKS_EXCHANGE": exchange, "CLOSERANKS_KERNELS": wanted}
     ranks[1].update(others)
     return ranks
 

@@ -63,6 +63,7 @@ class HostsExchange:
         self.between = between
         self.columns = grid.columns
         self.is_exact = wire.is_exact
+        self._wire = "float32" if wire.is_exact else str(wire)
         self.scales_for_free = inside is not None
         self._shape = grid.shape
         self._meshes = meshes
@@ -81,7 +82,7 @@ class HostsExchange:
     @property
     def way(self) -> str:
         inside = "" if self.inside is None else "shm inside, "
-        transport, form = self._meshes.transport, "float32"
+        transport, form = self._meshes.transport, self._wire
         if self.between is not None:
             form = self.between.format
         return f"hosts: {self._shape}, {inside}{transport} between, {form}"

@@ -25,7 +25,7 @@ import atexit
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,8 +88,10 @@ class WiredExchange:
     def way(self) -> str:
         return f"{self.group.way}, {self.format}"
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.group.allocate(numel, dtype, device)
+    def allocate(
+        self, numels: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        return self.group.allocate(numels, dtype, device)
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None
