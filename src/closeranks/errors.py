@@ -6,6 +6,8 @@
     +-- HookFailed         a communication hook returned something else than its promise: mend it
     +-- LoopDiverged       workers of a Ranks do different things: mend the script
     +-- LaneDeadly         a lane kills whoever computes it: look at its samples
+    +-- LaneUnsteady       a lane has other bits when it is done again: make it deterministic
+    +-- WorkersDiffer      workers of a Ranks are not alike: make their conditions or values equal
     +-- CheckpointMismatch a checkpoint is of another training: take its settings, or another folder
     +-- CheckpointDamaged  a checkpoint is not what was written: take another one
     +-- CheckpointInUse    another job writes to the folder: end it, or take another folder
@@ -53,6 +55,14 @@ class CheckpointDamaged(CloseranksError):
 
 class CheckpointInUse(CloseranksError):
     """Another job holds the checkpoint folder."""
+
+
+class LaneUnsteady(CloseranksError):
+    """A lane was done twice by one worker, and had other bits the second time."""
+
+
+class WorkersDiffer(CloseranksError):
+    """Workers of a Ranks compute under different conditions, or hold different values."""
 
 
 class ExchangeFailed(CloseranksError):

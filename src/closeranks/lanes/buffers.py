@@ -87,6 +87,12 @@ class Buffers:
             target[at : at + raw.numel()].copy_(raw)
             at += _padded(buffer)
 
+    def packed(self) -> Tensor:
+        """The buffers as they are now, in memory of its own."""
+        found = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        self.pack(found)
+        return found
+
     def unpack(self, source: Tensor) -> list[Tensor]:
         """The values that pack() wrote, as tensors of their own, to be given to adopt()."""
         values, at = [], 0

@@ -43,13 +43,27 @@ def watch(worker: Worker) -> None:
     def at_end() -> None:
         try:
             if not worker.has_failed:
-                worker.check_end()
+                check_end(worker)
         except LoopDiverged as error:
             fail(worker, error, f"LoopDiverged: {error}")
 
     sys.excepthook = hook
     if not worker.seat.is_alone:
         atexit.register(at_end)
+
+
+def check_end(worker: Worker) -> None:
+    """The script has ended: the others should not be further than its end, or have less."""
+    board = worker.board
+    if worker.is_lost or not worker.tick:
+        return
+    board.leave()
+    board.refresh()
+    if board.ahead_of(worker.tick + 1):
+        worker.diverged("the others go on with their script", "its end")
+    early = board.left_before(worker.tick + 1)
+    if early is not None:
+        worker.diverged(f"worker {early} has ended its script before it", "its end")
 
 
 def fail(worker: Worker, error: Exception, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a lane beside its gradient: how much it weighs, what was logged, what it used.
+"""The lanes of a phase, and what is told of one beside its gradient: weight, log, what it used.
 
 Pure: numbers and text. The text is read by all workers, so whoever computed a lane, all of them
 make the same of it.
@@ -7,10 +7,23 @@ make the same of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Work:
+    """One phase: where in the script it is, and its lanes."""
+
+    place: str
+    names: tuple[int | str, ...]  # of its seeds
+    sizes: Sequence[int]  # samples of each lane
+    fetch: Callable[[int, bool], Any]  # the batch of a lane; whether it is for the second time
+    weigh: Callable[[Any], float] | None
+    twice: int | None = None  # the lane that is done twice and compared
 
 
 @dataclass

@@ -20,12 +20,14 @@ from closeranks.lanes.data import Source
 from closeranks.lanes.durable import Durable, Rhythm
 from closeranks.lanes.evaluation import Evaluation
 from closeranks.lanes.failure import watch
-from closeranks.lanes.resume import find
+from closeranks.lanes.likeness import Likeness
+from closeranks.lanes.resume import find, made_by
 from closeranks.lanes.script import COMPLETE, Script
 from closeranks.lanes.seat import take_seat
 from closeranks.lanes.seeds import derive, seed_all
 from closeranks.lanes.state import Prepared
 from closeranks.lanes.steps import Loop, Run, Step
+from closeranks.lanes.threads import settle
 from closeranks.lanes.worker import Worker
 
 
@@ -42,6 +44,8 @@ class Ranks:
     every: so many steps lie between two checkpoints; None: one at the end of each epoch.
     keep: so many checkpoints are kept.
     threads: of torch in each worker; another number may give other bits.
+    check_every: after so many steps one lane is done twice and compared, and so are the workers'
+        values; 0: never, except for the values at the end of each epoch.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Ranks:
         every: int | None = None,
         keep: int = 3,
         threads: int = 1,
+        check_every: int = 0,
     ) -> None:
         if not 1 <= lanes <= w.LANES_MAX:
             raise ValueError(
@@ -60,10 +65,13 @@ class Ranks:
             )
         if threads < 1:
             raise ValueError(f"threads={threads}: wanted at least 1. Nothing was started.")
+        if check_every < 0:
+            raise ValueError(f"check_every={check_every}: wanted at least 0. Nothing was started.")
         rhythm = None if checkpoint is None else Rhythm(Path(checkpoint), every, keep)
         self.lanes = lanes
         self.seed = seed
-        torch.set_num_threads(threads)
+        self.check_every = check_every
+        settle(threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._prepared = Prepared()
@@ -72,7 +80,9 @@ class Ranks:
         durable = None if rhythm is None else Durable(self._worker, rhythm, lanes)
         self._told_until = 0 if durable is None else durable.open()
         self._durable = durable
-        self._script = Script(self._worker, durable)
+        conditions = made_by() | {"lanes": lanes, "seed": seed}
+        likeness = Likeness(self._worker.records, self._prepared, conditions)
+        self._script = Script(self._worker, likeness, durable)
         if durable is not None:
             weakref.finalize(self, durable.finish)  # At the end of the script, or of this object.
         self._prints: dict[str, int] = {}
@@ -129,7 +139,7 @@ class Ranks:
             collate_fn=collate_fn,
             sampler=sampler,
         )
-        loop = Loop(source, epochs, self.lanes, weight, num_workers)
+        loop = Loop(source, epochs, self.lanes, weight, num_workers, self.check_every)
         self._run = Run(self._script, self._script.next_call(), loop)
         return iter(self._run)
 

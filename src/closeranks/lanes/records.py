@@ -15,6 +15,7 @@ from closeranks.lanes import words as w
 from closeranks.lanes.board import Board
 from closeranks.lanes.buffers import Buffers
 from closeranks.lanes.lane import Lane
+from closeranks.segment.area import Area
 
 
 class Records:
@@ -46,6 +47,13 @@ class Records:
     def kept(self, tick: int) -> str | None:
         slot = tick % w.HISTORY_COUNT
         return self._read(w.HISTORY_DATA, slot, w.HISTORY + slot, tick)
+
+    def tell_looks(self, slot: int, word: int, value: int, text: str) -> None:
+        """How the values of this worker look (likeness.py)."""
+        self._write(w.LOOKS_DATA, slot, word, value, text)
+
+    def looks_of(self, area: Area, slot: int, word: int, value: int) -> str | None:
+        return _read_from(area, w.LOOKS_DATA, slot, word, value)
 
     def tell_buffers(self, tick: int, buffers: Buffers) -> None:
         """The buffers as lane 0 has left them."""
@@ -85,13 +93,17 @@ class Records:
 
     def _read(self, section: int, number: int, word: int, value: int) -> str | None:
         """Such a text from whoever has it."""
-        start = number * w.TEXT_BYTES_MAX
         for area in self.board.known:
-            if area.words[word] != value:
-                continue
-            place = area.bytes(section, start, w.TEXT_BYTES_MAX)
-            length = int.from_bytes(place[:8], "little")
-            raw = bytes(place[8 : 8 + length])
-            if area.words[word] == value:
-                return raw.decode()
+            text = _read_from(area, section, number, word, value)
+            if text is not None:
+                return text
         return None
+
+
+def _read_from(area: Area, section: int, number: int, word: int, value: int) -> str | None:
+    if area.words[word] != value:
+        return None
+    place = area.bytes(section, number * w.TEXT_BYTES_MAX, w.TEXT_BYTES_MAX)
+    length = int.from_bytes(place[:8], "little")
+    raw = bytes(place[8 : 8 + length])
+    return raw.decode() if area.words[word] == value else None

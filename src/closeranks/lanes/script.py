@@ -18,9 +18,10 @@ import functools
 import time
 from typing import Any
 
-from closeranks.errors import CheckpointMismatch, LoopDiverged, ModelMismatch
+from closeranks.errors import CheckpointMismatch, LoopDiverged
 from closeranks.lanes import words as w
 from closeranks.lanes.durable import Durable
+from closeranks.lanes.likeness import Likeness
 from closeranks.lanes.rejoin import Rejoin
 from closeranks.lanes.turn import Wait
 from closeranks.lanes.worker import Worker
@@ -36,8 +37,9 @@ COMPLETE: Inside = {"complete": True}  # the place behind everything inside a ca
 class Script:
     """The position of one worker."""
 
-    def __init__(self, worker: Worker, durable: Durable | None = None) -> None:
+    def __init__(self, worker: Worker, likeness: Likeness, durable: Durable | None = None) -> None:
         self.worker = worker
+        self.likeness = likeness
         self.durable = durable  # None: no checkpoints
         self.rejoin = Rejoin(worker.board)
         self.call = 0
@@ -87,9 +89,17 @@ class Script:
 
     def after_step(self, call: int, inside: Inside, ends: tuple[bool, bool]) -> None:
         """The boundary after a step, which may be the last of its epoch, and of the call."""
-        if self.durable is not None and not self.worker.is_lost:
+        if self.worker.is_lost:
+            return
+        if ends[0] and not self.worker.seat.is_alone:
+            self.compare(f"epoch {inside['epoch'] - 1} of call {call}")
+        if self.durable is not None:
             capture = functools.partial(self.capture, call, inside)
             self.durable.after_step(capture, self.steps_done, call, ends)
+
+    def compare(self, place: str) -> None:
+        """See whether the others hold the same values here."""
+        self.likeness.compare(self.worker.tick, place)
 
     def complete(self, call: int) -> None:
         """The boundary after a call other than steps()."""
@@ -153,6 +163,7 @@ class Script:
             worker.give_up()  # It came too late, and would train everything again.
         worker.become(0)
         worker.board.me.words[w.AT] = 0
+        self.likeness.introduce()
         if self._is_behind():
             return
         if not worker.seat.is_alone:
@@ -171,8 +182,7 @@ class Script:
     def _meet(self) -> None:
         """The first workers of a job compare what they have prepared."""
         worker = self.worker
-        words = worker.board.me.words
-        words[w.LOOKS] = looks = int(worker.prepared.digest()[:15], 16) | 1
+        looks = self.likeness.meet()
         if worker.seat.number >= worker.board.roster.workers:
             return
         wait, deadline = Wait(), time.monotonic() + _MEETING_S
@@ -183,14 +193,7 @@ class Script:
             if expected and not late:
                 break
             wait.once()
-        for area in worker.board.alive:
-            if area.words[w.LOOKS] not in (0, looks):
-                pair = sorted((worker.board.roster.worker(area.number), worker.seat.worker))
-                raise ModelMismatch(
-                    f"workers {pair[0]} and {pair[1]} have prepared different things, or the same "
-                    "with different values. Training stopped; make the Ranks before the model, so "
-                    "that its seed decides the values, and build the same on every worker."
-                )
+        self.likeness.compare_first(looks)
 
     def refuse_nesting(self, what: str) -> None:
         if self.loop is not None:

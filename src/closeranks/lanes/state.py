@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from closeranks.checkpoint.format import digest, encode
 from closeranks.errors import CheckpointMismatch
+from closeranks.lanes import optimizer_state
 
 
 class Prepared:
@@ -44,6 +46,8 @@ class Prepared:
                     f"{name} has parameters without a shape. Nothing was prepared; run the module "
                     "once on a batch before prepare()."
                 )
+        if isinstance(thing, Optimizer):
+            optimizer_state.create(thing)
         encode(_capture(thing), where=f"the state of {name}")
         self.objects.append(thing)
 
@@ -53,12 +57,27 @@ class Prepared:
 
     def parameters(self) -> list[Tensor]:
         """All parameters that get gradients, each once."""
-        found = {id(p): p for thing in self.objects for p in _parameters_of(thing)}
-        return [p for p in found.values() if p.requires_grad]
+        return [p for p, _ in self._trained()]
+
+    def parameter_names(self) -> list[str]:
+        """What parameters() are called, in its order."""
+        return [name for _, name in self._trained()]
+
+    def _trained(self) -> list[tuple[Tensor, str]]:
+        found: dict[int, tuple[Tensor, str]] = {}
+        for name, thing in self._named():
+            if isinstance(thing, AveragedModel):
+                continue  # Its parameters follow those of another.
+            named = thing.named_parameters() if isinstance(thing, nn.Module) else ()
+            for inner, parameter in named:
+                found.setdefault(id(parameter), (parameter, f"{name}.{inner}"))
+            for number, tensor in enumerate(_parameters_of(thing)):
+                found.setdefault(id(tensor), (tensor, f"{name} parameter {number}"))
+        return [(p, name) for p, name in found.values() if p.requires_grad]
 
     def capture(self) -> dict[str, Any]:
         """Everything, as a tree whose tensors are not copied."""
-        tree = {name: _capture(thing) for name, thing in self._named()}
+        tree = self.trees()
         stray = [p.detach() for p in self._stray()]
         gradients = [None if p.grad is None else p.grad.detach() for p in self.parameters()]
         return {"objects": tree, "stray": stray, "gradients": gradients, "state": self.state}
@@ -123,9 +142,13 @@ class Prepared:
         self.state.clear()
         self.state.update(tree["state"])
 
+    def trees(self) -> dict[str, Any]:
+        """The state of every object, by its name."""
+        return {name: _capture(thing) for name, thing in self._named()}
+
     def digest(self) -> str:
         """sha256 over everything prepared."""
-        return digest({name: _capture(thing) for name, thing in self._named()})
+        return digest(self.trees())
 
     def _named(self) -> list[tuple[str, Any]]:
         return [(f"{i}:{type(thing).__name__}", thing) for i, thing in enumerate(self.objects)]

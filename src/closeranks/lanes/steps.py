@@ -17,10 +17,11 @@ from torch import Tensor
 from closeranks.lanes import words as w
 from closeranks.lanes.assign import block, cut
 from closeranks.lanes.data import Source
+from closeranks.lanes.lane import Work
 from closeranks.lanes.loaders import Loaders, Order
 from closeranks.lanes.script import Inside, Script
 from closeranks.lanes.seeds import derive, seed_all
-from closeranks.lanes.worker import Work, Worker
+from closeranks.lanes.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Loop:
     lanes: int
     weigh: Callable[[Any], float] | None
     loaders: int = 0  # processes that fetch for one worker
+    check_every: int = 0  # steps, after which a lane is done twice
 
 
 class Step:
@@ -69,7 +71,8 @@ class Step:
             f"samples {zlib.crc32(repr(self._samples).encode()):08x}",
             names=(self._run.call, self.number, phase),
             sizes=[hi - lo for lo, hi in lanes],
-            fetch=lambda lane: self._run.fetch(self.order(lane)),
+            fetch=lambda lane, again: self._run.fetch(self.order(lane), again),
+            twice=self._run.twice(self.number, len(lanes)),
             weigh=loop.weigh,
         )
         self.values |= yield from self._run.worker.phase(work)
@@ -94,6 +97,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Step]:
         self.script.refuse_nesting(f"steps() (call {self.call})")
+        self._tell_who_stands_by()
         inside: Inside = {"number": 0, "epoch": 0, "index": 0}
         try:
             while True:
@@ -112,6 +116,8 @@ class Run:
                 inside = {"number": number + 1, "epoch": epoch, "index": index + 1}
                 if is_last:
                     inside = {"number": number + 1, "epoch": epoch + 1, "index": 0}
+                if self.twice(number, 1) is not None and not (self.worker.is_lost or is_last):
+                    self.script.compare(f"step {number} of call {self.call}")
                 ends_call = is_last and epoch + 1 >= self.loop.epochs
                 self.script.after_step(self.call, inside, (is_last, ends_call))
         finally:
@@ -134,17 +140,33 @@ class Run:
         words[w.PROGRESS_NS] = time.monotonic_ns()
         self.script.steps_done += 1
 
+    def _tell_who_stands_by(self) -> None:
+        workers = self.worker.board.roster.workers
+        samples = min(self.loop.source.batch_size, len(self.loop.source.dataset))
+        lanes = len(cut(samples, self.loop.lanes))
+        if workers > lanes:
+            self.worker.seat.tell(
+                note=f"{workers} workers share {lanes} lanes of {samples} samples: "
+                f"{workers - lanes} of them stand by, and take over when another one dies. Larger "
+                "lanes= or batch_size= would give them work"
+            )
+
     def _batches_of(self, epoch: int) -> list[list[int]]:
         if epoch not in self._batches:
             self._batches = {k: b for k, b in self._batches.items() if k >= epoch - 1}
             self._batches[epoch] = self.loop.source.batches(epoch)
         return self._batches[epoch]
 
+    def twice(self, number: int, lanes: int) -> int | None:
+        """The lane that is done twice in this step."""
+        every = self.loop.check_every
+        return number // every % lanes if every and number % every == 0 else None
+
     # Batches, here or ahead in loaders.
 
-    def fetch(self, order: Order) -> Any:
+    def fetch(self, order: Order, again: bool) -> Any:
         """The batch of a lane."""
-        if self._loaders is None:
+        if self._loaders is None or again:
             return self._fetch(order.epoch, order.samples)
         batch = self._loaders.take(order)
         self._loaders.expect(self._probable(self._inside))

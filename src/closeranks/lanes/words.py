@@ -35,6 +35,9 @@ LEFT = 21  # not 0 once its script has ended
 
 SAVE_BEGUN, SAVE_DONE = 22, 23  # the newest mark it has begun to write, and has dealt with
 
+CONDITIONS = 24  # not 0 once it has told the conditions it computes under
+ALIKE = 25  # and 26: its values after a tick, as hashes, by parity
+
 HISTORY = 512  # values and totals of the last ticks
 HISTORY_COUNT = 256
 RECORDS = 2048  # what is told of a lane, by parity
@@ -46,9 +49,11 @@ assert FOLDS + FOLDS_MAX < 8192, "the words stay in the first quarter of the hea
 # Texts of the head, in bytes.
 PLACE_TEXT, PLACE_TEXT_BYTES = 65536, 1024  # by parity
 FAILURE_TEXT, FAILURE_TEXT_BYTES = 131072, 65536
+CONDITIONS_TEXT, CONDITIONS_TEXT_BYTES = 196608, 8192
 
 # Sections of data.
 RECORD_DATA, BUFFER_DATA, RESULT_DATA, FOLD_DATA, STATE_DATA, HISTORY_DATA = range(1, 7)
+LOOKS_DATA = 7
 
 
 def record_word(tick: int, lane: int) -> int:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
-from closeranks.errors import LoopDiverged
+from closeranks.errors import LaneUnsteady, LoopDiverged
+from closeranks.lanes import threads
 from closeranks.lanes import words as w
 from closeranks.lanes.averages import apply, into_flat, targets_for
 from closeranks.lanes.board import Board, Task
@@ -26,24 +27,14 @@ from closeranks.lanes.buffers import Buffers
 from closeranks.lanes.durations import Durations
 from closeranks.lanes.folds import Folds
 from closeranks.lanes.gradient import Layout
-from closeranks.lanes.lane import Lane, mean_values, unused_everywhere
+from closeranks.lanes.lane import Lane, Work, mean_values, unused_everywhere
 from closeranks.lanes.records import Records
 from closeranks.lanes.seat import AGAIN, Seat
 from closeranks.lanes.seeds import derive, seed_all
 from closeranks.lanes.state import Prepared
 from closeranks.lanes.turn import Shape, Turn, Wait
+from closeranks.lanes.twice import Attempt, difference
 from closeranks.observe import points
-
-
-@dataclass(frozen=True)
-class Work:
-    """One phase: where in the script it is, and its lanes."""
-
-    place: str
-    names: tuple[int | str, ...]  # of its seeds
-    sizes: Sequence[int]  # samples of each lane
-    fetch: Callable[[int], Any]
-    weigh: Callable[[Any], float] | None
 
 
 class Worker:
@@ -64,12 +55,14 @@ class Worker:
         self._folds: Folds | None = None
         self._looks: tuple[int, ...] = ()
         self._durations = Durations()
+        self.threads = torch.get_num_threads()
 
     def phase(self, work: Work) -> Generator[Any, None, dict[str, float]]:
         """Yields batches of lanes to compute; afterwards .grad is the average. Returns values."""
         self._next_tick()
         if self.is_lost:
             return dict(self.follow(work.place)["values"])
+        threads.check(self.threads, work.place)
         parameters = self.prepared.parameters()
         folds = self._folds_for(parameters)
         aside = [p.grad for p in parameters]
@@ -179,18 +172,6 @@ class Worker:
             "depend on step.values or on ranks.state, which are equal everywhere."
         )
 
-    def check_end(self) -> None:
-        """The script has ended: the others should not be further than its end, or have less."""
-        if self.is_lost or not self.tick:
-            return
-        self.board.leave()
-        self.board.refresh()
-        if self.board.ahead_of(self.tick + 1):
-            self.diverged("the others go on with their script", "its end")
-        worker = self.board.left_before(self.tick + 1)
-        if worker is not None:
-            self.diverged(f"worker {worker} has ended its script before it", "its end")
-
     def give_up(self) -> NoReturn:
         """Nobody can tell this process what it missed: it is to be started again, or not needed."""
         self.board.me.words[w.LOST] = 1
@@ -214,10 +195,36 @@ class Worker:
     def _compute(
         self, work: Work, task: Task, folds: Folds, parameters: Sequence[Tensor]
     ) -> Generator[Any, None, None]:
+        lane, gradients = yield from self._attempt(work, task, parameters, again=False)
+        if task.index == work.twice:
+            first = Attempt(lane, gradients, self.buffers.packed())
+            lane, gradients = yield from self._attempt(work, task, parameters, again=True)
+            second = Attempt(lane, gradients, self.buffers.packed())
+            differs = difference(first, second, self.prepared.parameter_names())
+            if differs:
+                raise LaneUnsteady(
+                    f"worker {self.seat.worker} did lane {task.index} of {work.place} twice, and "
+                    f"{differs} differ. Training stopped, because nobody could repeat it; look "
+                    "for warnings about operators that are not deterministic, and for random "
+                    "numbers, clocks or files that the loop or the dataset reads."
+                )
+        share = lane.weight if work.weigh is not None else lane.weight / sum(work.sizes)
+        if task.index == 0 and self.buffers.have_changed():
+            lane.has_buffers = True
+            self.records.tell_buffers(self.tick, self.buffers)
+        self.records.write(self.tick, task.index, lane.told())
+        points.reach("record written", tick=task.tick, lane=task.index)
+        folds.add_lane(task.tick, task.index, len(work.sizes), gradients, share)
+        points.reach("between lanes", tick=task.tick, lane=task.index)
+
+    def _attempt(
+        self, work: Work, task: Task, parameters: Sequence[Tensor], again: bool
+    ) -> Generator[Any, None, tuple[Lane, list[Tensor | None]]]:
+        """User code computes a lane; returns what it leaves."""
         self.buffers.put_back()
         for parameter in parameters:
             parameter.grad = None
-        batch = work.fetch(task.index)
+        batch = work.fetch(task.index, again)
         lane = self.lane = Lane(task.tick, task.index, work.sizes[task.index])
         if work.weigh is not None:
             lane.weight = float(work.weigh(batch))
@@ -228,14 +235,7 @@ class Worker:
         self.lane = None
         gradients = [p.grad for p in parameters]
         lane.unused = [k for k, g in enumerate(gradients) if g is None]
-        share = lane.weight if work.weigh is not None else lane.weight / sum(work.sizes)
-        if task.index == 0 and self.buffers.have_changed():
-            lane.has_buffers = True
-            self.records.tell_buffers(self.tick, self.buffers)
-        self.records.write(self.tick, task.index, lane.told())
-        points.reach("record written", tick=task.tick, lane=task.index)
-        folds.add_lane(task.tick, task.index, len(work.sizes), gradients, share)
-        points.reach("between lanes", tick=task.tick, lane=task.index)
+        return lane, gradients
 
     def _sum_region(self, turn: Turn, folds: Folds, task: Task, work: Work) -> None:
         scale = 1.0
@@ -283,10 +283,8 @@ class Worker:
         self.is_lost = True
         return told
 
-    # Memory and times.
-
     def _folds_for(self, parameters: Sequence[Tensor]) -> Folds:
         looks = tuple(map(id, parameters))
-        if self._folds is None or self._looks != looks:
+        if self._folds is None or looks != self._looks:
             self._folds, self._looks = Folds(self.board.me, Layout(parameters)), looks
         return self._folds
