@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import json
 import os
@@ -37,7 +38,7 @@ from closeranks.segment.peers import is_stopped
 from closeranks.segment.roster import ALIVE, SEAT_VARIABLE, Roster
 from tests.ranks import _SERVER
 
-KILL, STOP, SLEEP = "kill", "stop", "sleep"
+KILL, STOP, SLEEP, FULL = "kill", "stop", "sleep", "full"
 _PACE = "TEST_PACE"
 
 
@@ -338,5 +339,7 @@ class _Injector:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.action == STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.action == FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         else:
             time.sleep(fault.seconds or 0.0)

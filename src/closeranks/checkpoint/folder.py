@@ -82,14 +82,17 @@ class Folder:
             return False
         return bool(newest) and isinstance(told, dict) and told.get("after") == newest[0].name
 
-    def finish(self, owner: str) -> None:
-        """Note that the script has ended after the newest checkpoint."""
+    def finish(self, name: str, owner: str) -> None:
+        """Note that the script has ended after this checkpoint, if it is the newest."""
         newest = self.checkpoints()
-        if not newest or self.is_finished():
+        if not newest or newest[0].name != name or self.is_finished():
             return
         temporary = self.path / f".{_FINISHED}.{owner}"
-        temporary.write_text(json.dumps({"after": newest[0].name}) + "\n")
-        temporary.replace(self.path / _FINISHED)
+        try:
+            temporary.write_text(json.dumps({"after": name}) + "\n")
+            temporary.replace(self.path / _FINISHED)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     # The lock.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from closeranks.checkpoint.folder import Folder, Key
+from closeranks.checkpoint.folder import Folder, Key, name_of
 from closeranks.checkpoint.format import encode
 from closeranks.checkpoint.reader import Checkpoint
 from closeranks.lanes import resume
@@ -187,9 +187,10 @@ class Durable:
         try:
             if not (self.worker.is_lost or self.worker.has_failed):
                 self._await_last()
-                self.folder.finish(self.scribe.owner)
+                self.folder.finish(name_of(key_from(self._mark)), self.scribe.owner)
         except OSError as error:
-            self.scribe.note(f"warning: {self.folder.path}: {error}")
+            why = f"cannot be written: {error.strerror}"
+            self.scribe.note(f"warning: {self.folder.path} {why}. The result is not touched by it")
         finally:
             self.scribe.wait(_END_S)
             self.folder.unlock()
