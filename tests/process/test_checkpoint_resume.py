@@ -148,6 +148,20 @@ def test_every_script_is_killed_and_resumed(name: str, tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) >= 2
 
 
+def killed_at_random_moments(times: int, rng: random.Random, fn: Any, *args: Any) -> Job:
+    """A job that is killed so often and then left alone; how it ended at last."""
+    for _ in range(times):
+        at_s = rng.uniform(0.05, 1.0)
+        run_job(rng.randint(1, 4), fn, *args, max_restarts=0, kill_all_after_s=at_s)
+    return run_job(rng.randint(1, 4), fn, *args)
+
+
+def test_a_job_is_killed_at_random_moments(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    job = killed_at_random_moments(5, random.Random(seed), story, str(tmp_path), "", 2)
+    assert job.ended is None and job.digest == undisturbed().digest, f"seed {seed}: {job}"
+
+
 def checkpointed(name: str, folder: str) -> dict[str, Any]:
     return SCRIPTS[name](checkpoint=folder, every=2)
 
