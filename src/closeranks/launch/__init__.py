@@ -6,6 +6,7 @@
     policy      what follows from the failure of one of them
     muster      who is alive in a job that survives deaths, and who is to be started again
     survival    what the supervisor does about it
+    hosts       several machines: where launchers meet, and what they tell each other
     guard       takes everything along if the launcher is killed
 
 A worker's life is a table (lifecycle), and so are the messages between it and the launcher, JSON

@@ -24,6 +24,7 @@ from closeranks.launch.starter import ForkStarter, Order, Starter
 
 _READ_BYTES = 1 << 16
 _FAULT_BYTES_MAX = 1 << 20
+_DRAIN_S = 0.5
 
 
 class Listener(Protocol):
@@ -124,9 +125,10 @@ class Crew:
             else:
                 self._unknown[pid] = status
 
-    def is_drained(self, worker: Worker) -> bool:
-        """Whether everything that a dead worker wrote has been read."""
-        return not worker.streams
+    def is_drained(self) -> bool:
+        """Whether all output has been read, or will not come: somebody else holds the pipe."""
+        late_s = time.monotonic() - _DRAIN_S
+        return all(not worker.streams or worker.died_s < late_s for worker in self.workers)
 
     def drain(self, worker: Worker) -> None:
         """Read what is there now from a worker's streams, lines without an end included."""

@@ -44,6 +44,11 @@ def of_failure(now_s: float) -> Ending:
     return Ending("failure", None, [(0.0, signal.SIGTERM), (0.5, signal.SIGKILL)], now_s)
 
 
+def of_peer(code: int, now_s: float) -> Ending:
+    """The job has ended on another machine."""
+    return Ending("failure", code, [(0.0, signal.SIGTERM), (0.5, signal.SIGKILL)], now_s)
+
+
 def of_interrupt(now_s: float) -> Ending:
     """Ctrl-C: Python's own way first, but nothing is left after two seconds."""
     steps = [(0.0, signal.SIGINT), (0.8, signal.SIGTERM), (1.3, signal.SIGKILL)]

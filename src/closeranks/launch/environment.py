@@ -41,7 +41,7 @@ class JobFacts:
     serves_store: bool  # the store that ranks meet at is there before rank 0 asks for it
     restarts_max: int
     threads: int
-    loopback: str  # the loopback interface if all workers are on this host, else ""
+    interface: str  # by which workers reach each other; "" if that is not known
 
 
 def for_worker(
@@ -69,7 +69,7 @@ def for_worker(
         RUN_DIR: facts.folder,
     }
     defaults = {"OMP_NUM_THREADS": str(facts.threads)}
-    if facts.loopback:
-        defaults["GLOO_SOCKET_IFNAME"] = facts.loopback
+    if facts.interface:
+        defaults["GLOO_SOCKET_IFNAME"] = facts.interface
     kept = {name: value for name, value in defaults.items() if not given.get(name)}
     return {name: str(value) for name, value in found.items()} | kept

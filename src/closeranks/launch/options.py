@@ -43,6 +43,11 @@ class RunOptions:
                 f"--nnodes {self.nodes} needs --rdzv-endpoint HOST:PORT (or --master-addr and "
                 "--master-port), equal on every machine: where their launchers meet"
             )
+        if self.nodes > 1 and self.restarts_max:
+            raise ValueError(
+                f"--max-restarts {self.restarts_max} with --nnodes {self.nodes}: a job on several "
+                "machines is not started again by itself; leave it out"
+            )
         if self.node_rank is not None and not 0 <= self.node_rank < self.nodes:
             raise ValueError(f"--node-rank {self.node_rank} is not in 0..{self.nodes - 1}")
         if self.restarts_max is not None and self.restarts_max < 0:

@@ -19,12 +19,14 @@ from closeranks.launch.crew import Crew
 from closeranks.launch.environment import LAUNCHER, RUN_DIR, JobFacts, Place, for_worker
 from closeranks.launch.folder import make_folder
 from closeranks.launch.guard import Guard
+from closeranks.launch.hosts import Membership, Peers, Wanted, interface_towards, meet
 from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
 from closeranks.launch.muster import Muster
 from closeranks.launch.options import RunOptions
 from closeranks.launch.policy import OrdinaryPolicy, ResilientPolicy
 from closeranks.launch.record import Worker
+from closeranks.launch.rendezvous import LOOPBACK_ADDRESS, Rendezvous
 from closeranks.launch.screen import Screen
 from closeranks.launch.share import Share, share_out
 from closeranks.launch.starter import ExecStarter, ForkStarter, Starter
@@ -32,7 +34,6 @@ from closeranks.launch.supervisor import Supervisor
 from closeranks.launch.survival import Survival
 from closeranks.segment.roster import Roster
 
-LOOPBACK_ADDRESS = "127.0.0.1"
 _OF_SERVER = ("OMP_NUM_THREADS", LAUNCHER, RUN_DIR)
 _WRAPS = (b"closeranks", b"DistributedDataParallel")
 _SURVIVES = (b"closeranks", b"Ranks(")
@@ -45,6 +46,7 @@ def run(options: RunOptions) -> int:
     share = share_out(options.workers, machine.cores(), gpus)
     rendezvous = Rendezvous(options.port, is_handed_over=not options.is_program)
     folder = make_folder(options.log_dir, options.name, options.stem)
+    membership = join_machines(options, share, rendezvous)
     kernel.adopt_orphans()
     guard = Guard()  # first: it is a fork, and must not inherit threads or workers
     loop, screen = Loop(), Screen()
@@ -62,10 +64,10 @@ def run(options: RunOptions) -> int:
             serves_store=not options.is_program,
             restarts_max=options.restarts_max or 0,
             threads=share.threads,
-            loopback=loopback_interface(),
+            interface=network_interface(membership),
         )
         job = Job(
-            size=share.workers,
+            size=membership.size,
             show=options.show,
             grace_s=options.grace_s,
             hang_report_s=options.hang_report_s,
@@ -78,8 +80,8 @@ def run(options: RunOptions) -> int:
         starter = make_starter(forks, options, facts)
         policy = OrdinaryPolicy(options.restarts_max or 0)
         survival = Survival(make_muster(roster, options), screen)
-        supervisor = Supervisor(job, folder, screen, loop, policy, survival)
-        crew = Crew(make_workers(share), starter, guard, loop, supervisor, roster.fd)
+        supervisor = Supervisor(job, folder, screen, loop, policy, survival, membership.peers)
+        crew = Crew(make_workers(share, membership), starter, guard, loop, supervisor, roster.fd)
         return supervisor.run(crew)
     except ValueError as error:  # From here on it is no fault of what the user has typed.
         raise RuntimeError(f"the launcher failed: {error}") from error
@@ -87,50 +89,11 @@ def run(options: RunOptions) -> int:
         if crew is not None:
             crew.close()
         roster.close()
+        membership.peers.close()
         guard.close()
         screen.close(limit_s=1.0)
         folder.close()
         loop.close()
-
-
-class Rendezvous:
-    """Where the ranks of this host meet: a socket on the loopback interface, opened for rank 0.
-
-    It listens before any rank runs, so no port is guessed, none is taken by somebody else in the
-    meantime, and nothing listens to the network.
-    """
-
-    def __init__(self, port: int, is_handed_over: bool) -> None:
-        self._wanted = port
-        self._is_handed_over = is_handed_over
-        self.port = 0
-        self._socket: socket.socket | None = None
-        if port:
-            try:
-                self.open()
-            except OSError as error:
-                why = os.strerror(error.errno or 0)
-                raise ValueError(
-                    f"--master-port {port}: {why}. Nothing was started; leave it out, and any free "
-                    "port is used"
-                ) from error
-
-    def open(self) -> None:
-        """Before the workers start, again or for the first time."""
-        if self._socket is None:
-            where = (LOOPBACK_ADDRESS, self._wanted)
-            self._socket = socket.create_server(where, backlog=socket.SOMAXCONN)
-            self.port = self._socket.getsockname()[1]
-
-    def listener_of(self, worker: Worker) -> socket.socket | None:
-        """It goes to rank 0, once; a program that is not ours opens the port by itself."""
-        if worker.rank != 0:
-            return None
-        listening, self._socket = self._socket, None
-        if listening is not None and not self._is_handed_over:
-            listening.close()
-            return None
-        return listening
 
 
 def check_target(options: RunOptions) -> None:
@@ -158,19 +121,35 @@ def check_target(options: RunOptions) -> None:
         raise ValueError(f"-m {options.target}: there is no module {top}. Nothing was started")
 
 
-def loopback_interface() -> str:
-    """Its name, for gloo, which would otherwise look up the host's name and use the network."""
+def join_machines(options: RunOptions, share: Share, rendezvous: Rendezvous) -> Membership:
+    """This machine's place among the machines of the job; usually it is alone."""
+    if options.nodes == 1:
+        return Membership(0, 1, 0, share.workers, LOOPBACK_ADDRESS, 0, Peers(are_all_done=True))
+    assert options.endpoint is not None, "options were validated"
+    wanted = Wanted(
+        options.endpoint, options.nodes, options.node_rank, share.workers, options.run_id
+    )
+    found = meet(wanted)
+    rendezvous.use(found.address, found.port, found.listener)
+    return found
+
+
+def network_interface(membership: Membership) -> str:
+    """For gloo, which would otherwise look up the host's name: loopback if we are alone."""
+    if membership.nodes > 1:
+        return interface_towards(membership.address)
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return names[0] if names else ""
 
 
-def make_workers(share: Share) -> list[Worker]:
+def make_workers(share: Share, membership: Membership) -> list[Worker]:
+    m = membership
     return [
         Worker(
-            Place(rank, share.workers, rank, share.workers, 0, 1, LOOPBACK_ADDRESS, 0),
-            share.cpus[rank],
+            Place(m.first_rank + n, m.size, n, share.workers, m.node, m.nodes, m.address, m.port),
+            share.cpus[n],
         )
-        for rank in range(share.workers)
+        for n in range(share.workers)
     ]
 
 

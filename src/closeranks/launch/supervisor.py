@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 from closeranks.launch import ending as endings
+from closeranks.launch import last_words
 from closeranks.launch.channel import Message
 from closeranks.launch.crew import Crew
 from closeranks.launch.ending import Ending
 from closeranks.launch.folder import JobFolder
 from closeranks.launch.hangs import HangWatch
+from closeranks.launch.hosts import Peers
 from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
 from closeranks.launch.policy import Action, OrdinaryPolicy
@@ -33,12 +34,10 @@ from closeranks.launch.screen import Screen
 from closeranks.launch.survival import Survival
 from closeranks.launch.voices import Voices
 from closeranks.observe.failure import Failure, first_of
-from closeranks.observe.report import failure_report, outcome, ranks_named
 
 # How long to wait for other failures after one that may be the first, and after one that says
 # only that a peer has gone: then the first is still to come.
 _COLLECT_S, _COLLECT_AFTER_CONSEQUENCE_S = 0.05, 0.4
-_DRAIN_S = 0.5
 _TICK_S = 0.25
 
 
@@ -53,6 +52,7 @@ class Supervisor:
         loop: Loop,
         policy: OrdinaryPolicy,
         survival: Survival,
+        peers: Peers,
     ) -> None:
         self._job = job
         self._folder = folder
@@ -60,6 +60,7 @@ class Supervisor:
         self._loop = loop
         self._policy = policy
         self._survival = survival
+        self._peers = peers
         self._restarts = 0
         self._failures: list[Failure] = []
         self._decide_at_s: float | None = None
@@ -73,10 +74,10 @@ class Supervisor:
 
     def run(self, crew: Crew) -> int:
         """Everything; returns the exit code."""
-        self._crew = crew
-        job = self._job
+        self._crew, job = crew, self._job
         self._progress = ProgressView(self._screen, crew.workers[0].rank)
         self._hangs = HangWatch(crew.workers, job.hang_report_s, job.hang_timeout_s)
+        self._peers.watch(self._loop, self._on_peer)
         self._start_all()
         while not self._is_over():
             signals = self._loop.wait(self._limit_s(), not self._screen.is_full)
@@ -129,6 +130,14 @@ class Supervisor:
             self._failures, self._culprit = [culprit], culprit
             self._end(endings.of_failure(time.monotonic()))
 
+    def _on_peer(self, message: Message) -> None:
+        """Something has ended the job on another machine."""
+        if self._ending is not None or self._peers.are_all_done:
+            return
+        self._decide_at_s = None
+        self._screen.say(last_words.of_peer(message, len(self._crew.alive())))
+        self._end(endings.of_peer(int(message.get("code", 1)), time.monotonic()))
+
     def on_noise(self, data: bytes) -> None:
         self._screen.write(True, data)
 
@@ -151,12 +160,14 @@ class Supervisor:
     def _decide(self, now_s: float) -> None:
         self._decide_at_s = None
         culprit = first_of(self._failures)
+        self._peers.failed(culprit)
         self._culprit = culprit
         decision = self._policy.decide(culprit, self._restarts)
         self._restarts_all = decision.action is Action.RESTART_ALL
         self._end(endings.of_failure(now_s))
         if self._restarts_all:
-            self._report_failure(f"Starting all ranks again: {decision.reason}.")
+            became = f"Starting all ranks again: {decision.reason}."
+            self._screen.say(last_words.of_failure(culprit, became, self._folder))
 
     # End.
 
@@ -185,13 +196,14 @@ class Supervisor:
             return
         self._restarts_all = False
         self._decide_at_s = None
-        alive = len(self._crew.alive())
-        workers = f"{alive} worker{'s' if alive != 1 else ''}"
+        workers = last_words.workers_counted(len(self._crew.alive()))
         if number == signal.SIGINT:
+            self._peers.ended("interrupted", 130)
             self._screen.say(f"interrupted: stopping {workers}; Ctrl-C again kills at once")
             self._end(endings.of_interrupt(now_s))
         else:
             name, grace_s = signal.Signals(number).name, self._job.grace_s
+            self._peers.ended(name, 128 + number)
             self._screen.say(f"{name}: passed on to {workers}; killed in {grace_s:g} s if need be")
             self._end(endings.of_request(number, grace_s, now_s))
 
@@ -208,7 +220,7 @@ class Supervisor:
             self._survival.look_after(self._crew.workers, now_s)
         if self._ending is not None:
             self._send_due(now_s)
-            if self._restarts_all and not self._crew.alive() and self._is_drained():
+            if self._restarts_all and not self._crew.alive() and self._crew.is_drained():
                 self._restart_all()
         self._start_again()
 
@@ -216,6 +228,7 @@ class Supervisor:
         for text in self._hangs.news(now_s):
             self._screen.say(text)
         if self._hangs.is_timed_out(now_s):
+            self._peers.ended("it hangs", endings.HANG_CODE)
             self._screen.say(f"ended, because it hung for {self._job.hang_timeout_s:g} s")
             self._end(endings.of_hang(now_s))
 
@@ -253,17 +266,16 @@ class Supervisor:
             worker.restarts = self._restarts
         self._start_all()
 
-    def _is_drained(self) -> bool:
-        """Whether all output has been read, or will not come: somebody else holds the pipe."""
-        late_s = time.monotonic() - _DRAIN_S
-        return all(self._crew.is_drained(w) or w.died_s < late_s for w in self._crew.workers)
-
     def _is_over(self) -> bool:
         if self._restarts_all or self._survival.again or self._decide_at_s is not None:
             return False
         if self._starter_is_lost:
             return not [w for w in self._crew.alive() if w.pid]
-        return not self._crew.alive() and self._is_drained()
+        is_over = not self._crew.alive() and self._crew.is_drained()
+        if is_over and self._ending is None and not self._peers.are_all_done:
+            self._peers.finish()
+            return self._peers.are_all_done  # Nobody leaves before all are done.
+        return is_over
 
     # Report.
 
@@ -277,24 +289,12 @@ class Supervisor:
             self._screen.say(f"{told.text.rstrip()}\nLogs: {self._folder.shown()}/")
             return told.code
         if self._culprit is not None:
-            self._report_failure(self._outcome(self._culprit))
+            became = last_words.of_others(
+                self._culprit, len(self._failures), self._stopped_count, self._crew.workers
+            )
+            self._screen.say(last_words.of_failure(self._culprit, became, self._folder))
             return self._culprit.code
         if self._starter_is_lost:
-            self._screen.say(
-                "the process that workers are forked from died; --no-fork does without"
-            )
+            self._screen.say(last_words.OF_STARTER)
             return 1
         return 0
-
-    def _outcome(self, culprit: Failure) -> str:
-        text = outcome(len(self._failures) - 1, self._stopped_count)
-        told = {w.rank: w.ended for w in self._crew.workers if w.ended is not None}
-        gone = [r for r, end in told.items() if not end["code"] and end["at_s"] < culprit.at_s]
-        if culprit.is_consequence and gone:
-            text += f" Before it, {ranks_named(gone)} had ended with exit code 0: out of data?"
-        return text
-
-    def _report_failure(self, outcome: str) -> None:
-        assert self._culprit is not None, "somebody failed"
-        log = f"Logs: {self._folder.shown()}/rank-{self._culprit.rank}.log and its neighbours."
-        self._screen.say(failure_report(self._culprit, outcome, log, str(Path.cwd())))
