@@ -98,14 +98,15 @@ class Network:
 
     def narrow(self, host: int, mtu: int) -> None:
         """The way to a host lets no larger packets pass, and nobody is told."""
-        self._on_switch("ip", "link", "set", self._port(host), "mtu", str(mtu))
+        limits = ("rate", "10gbit", "burst", str(mtu), "latency", f"{_QUEUE_MS}ms")
+        self._on_switch("tc", "qdisc", "replace", "dev", self._port(host), "root", "tbf", *limits)
 
     def processes(self) -> list[int]:
         """The pids of whatever still runs on any host."""
-        found = []
-        for name in self.names:
-            found += [int(pid) for pid in _run("ip", "netns", "pids", name).split()]
-        return found
+        return [pid for host in range(len(self.names)) for pid in self.processes_of(host)]
+
+    def processes_of(self, host: int) -> list[int]:
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.names[host]).split()]
 
     def _make(self) -> None:
         for name in (*self.names, self._switch):

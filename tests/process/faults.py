@@ -34,7 +34,7 @@ def kill_at(name: str, note: Path, nth: int = 1) -> None:
     """The process ends there, as if its machine's owner had no mercy."""
 
     def act() -> None:
-        _write(note)
+        note_now(note)
         os.kill(os.getpid(), signal.SIGKILL)
 
     arm(name, act, nth)
@@ -44,7 +44,7 @@ def stop_at(name: str, note: Path, nth: int = 1) -> None:
     """The process stops there and goes on when somebody lets it."""
 
     def act() -> None:
-        _write(note)
+        note_now(note)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     arm(name, act, nth)
@@ -56,7 +56,7 @@ def fail_at(name: str, error: Callable[[], OSError], note: Path | None = None) -
     def on_reach(reached: str, **facts: object) -> None:
         if reached == name:
             if note is not None:
-                _write(note)
+                note_now(note)
             raise error()
 
     points.on_reach = on_reach
@@ -71,8 +71,8 @@ def happened_at_s(note: Path, deadline_s: float = 20.0) -> float:
     return float(note.read_text())
 
 
-def _write(note: Path) -> None:
-    """The file is whole when it is there."""
+def note_now(note: Path) -> None:
+    """Write that it happens now; the file is whole when it is there."""
     new = note.with_suffix(f".{os.getpid()}")
     new.write_text(repr(time.monotonic()))
     new.rename(note)

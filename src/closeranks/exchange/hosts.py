@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from closeranks.errors import PeerLost
+from closeranks.errors import PeerLost, RankAbsent
 from closeranks.exchange.crossing import Crossing
 from closeranks.exchange.group import GroupExchange
 from closeranks.exchange.resident import Meeting, Resident
 from closeranks.segment.page import LANDED
+from closeranks.segment.team import STOPPED
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Between, Pending, WireState
@@ -69,6 +70,7 @@ class HostsExchange:
         self._meshes = meshes
         self._flat = GroupExchange(meshes.flat.group)
         self._wait = wait
+        self._peers = meshes.peers
         self._crossings = 0
         self._flying: deque[Crossing] = deque()  # they have not landed, oldest first
         if inside is not None:
@@ -147,7 +149,11 @@ class HostsExchange:
         try:
             pending.wait()
         except RuntimeError as error:
-            raise self._explained(error) from error
+            if "timed out" in str(error).lower():
+                raise RuntimeError(
+                    f"timed out: rank {self.rank} waited for {self._peers} on other hosts ({error})"
+                ) from error
+            raise
 
     def finish(self, crossing: Crossing) -> None:
         """Return when this crossing has landed on all ranks of this host."""
@@ -169,11 +175,14 @@ class HostsExchange:
 
     def _explained(self, error: RuntimeError) -> RuntimeError:
         """What a failed wait means. From here on this rank comes to nothing any more."""
-        if not isinstance(error, PeerLost):
+        if isinstance(error, RankAbsent) and STOPPED not in str(error):
+            # Who is late here may wait for another host itself: it takes all ranks to tell.
+            error = RuntimeError(str(error))
+        if not isinstance(error, PeerLost | RankAbsent):
             error = self._meshes.lookout.explain(error)
-        if isinstance(error, PeerLost) and self.inside is not None:
+        self._meshes.lookout.tell(error)
+        if self.inside is not None:
             self.inside.team.leave(error)
-        self._meshes.lookout.cut()
         return error
 
 

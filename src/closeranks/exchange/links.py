@@ -113,18 +113,19 @@ def name_of(address: Any) -> int:
     return zlib.crc32(f"{address[0]} {address[1]}".encode())
 
 
-def guard_store(store: Any) -> None:
-    """Questions to a store whose host has vanished end with an error, within seconds."""
+def watch_store(store: Any) -> list[Link]:
+    """This process's connection to a store; questions end within seconds if its host vanishes."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    port = getattr(store, "port", None)
-    if port is None:
-        return
-    for _, _, end in ends_of(_sockets()):
-        with end:
-            if end.getpeername()[1] == port:
-                _ask_every_second(end)
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
+    port, found = getattr(store, "port", None), []
+    for inode, fd, end in ends_of(_sockets()):
+        if end.getpeername()[1] != port:
+            end.close()
+            continue
+        _ask_every_second(end)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
+        found.append(Link(-1, inode, fd, end))
+    return found
 
 
 def close(links: Iterable[Link]) -> None:

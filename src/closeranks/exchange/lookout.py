@@ -6,6 +6,7 @@ that carry data. What it finds out about a rank, every other rank finds out by i
 
     a host is silent, or its data stall   all data connections are cut at once, and whoever waits,
                                           for the network or for a rank of its own host, is told
+    a rank has cut its connections        it has left a note that says why: this rank does the same
     a rank's connections are closed       ranks that talk to it learn so from gloo. The others'
                                           connections are cut when nothing moves any more: what a
                                           rank sent before it ended may be under way still
@@ -15,19 +16,18 @@ Knows meshes, ranks and hosts; must not know what is exchanged.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from closeranks.errors import PeerLost
 from closeranks.exchange.grid import Grid
 from closeranks.exchange.links import Sign
 from closeranks.exchange.mesh import Mesh
+from closeranks.exchange.notes import Notes
 from closeranks.exchange.signs import QUIET_MS, STALLED_MS, Findings, judge
 from closeranks.observe import points
 
@@ -35,7 +35,6 @@ _PERIOD_S = 0.1
 _ANSWER_S = 1.0
 _TOGETHER_S = 0.02  # ranks of one host that end within so little end together
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
-_NOTE = "lost"
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,12 @@ class Crowd:
 class Lookout:
     """One rank's view of the others' connections."""
 
-    def __init__(self, crowd: Crowd, watch: Mesh, meshes: Sequence[Mesh], store: Any) -> None:
-        """`watch` carries nothing, `meshes` carry data; `store` is for notes among ranks."""
+    def __init__(self, crowd: Crowd, watch: Mesh, meshes: Sequence[Mesh], notes: Notes) -> None:
+        """`watch` carries nothing, `meshes` carry data; `notes` are for ranks on other hosts."""
         self._crowd = crowd
         self._watch = watch
         self._meshes = meshes
-        self._store = store
+        self._notes = notes
         self._hosts = [crowd.host_of(rank) for rank in range(len(crowd.names))]
         self._own = self._hosts[crowd.rank]
         self._closed_s: dict[int, float] = {}  # when it was noticed, by rank
@@ -68,10 +67,13 @@ class Lookout:
         self._lock = threading.Lock()
         for link in watch.links:
             link.probe()
+        links = {link.end.fileno(): (link.rank, True) for link in watch.links}
+        for mesh in meshes:
+            links |= {link.end.fileno(): (link.rank, False) for link in mesh.links}
         reference = weakref.ref(self)  # the thread must not keep the exchange alive
         self._thread = threading.Thread(
             target=_keep_looking,
-            args=(reference, self._stop, {link.end.fileno(): link.rank for link in watch.links}),
+            args=(reference, self._stop, links),
             name="closeranks-lookout",
             daemon=True,
         )
@@ -84,15 +86,21 @@ class Lookout:
 
     def explain(self, error: RuntimeError) -> RuntimeError:
         """A collective has failed: what is lost, if anything is; otherwise the error itself."""
-        deadline = time.monotonic() + _ANSWER_S
-        while True:
-            verdict = self._verdict or self._of_closed() or self._of_note()
-            if verdict is not None:
-                self.cut()
-                return self._again(verdict)
-            if time.monotonic() >= deadline or self._stop.is_set():
-                return error
+        is_late = "timed out" in str(error).lower()
+        deadline = time.monotonic() + (0.0 if is_late else _ANSWER_S)
+        while self._verdict is None:
+            found = self._of_closed()
+            if found is not None or time.monotonic() >= deadline or self._stop.is_set():
+                # Who was closed may have left because of somebody else, and said so.
+                return self._notes.read() or found or error
             time.sleep(0.02)
+        return self._again(self._verdict)
+
+    def tell(self, error: RuntimeError) -> None:
+        """This rank leaves because of an error; nobody is to take it for the cause."""
+        self._notes.leave(error)
+        if isinstance(error, PeerLost):
+            self.cut()
 
     def cut(self) -> None:
         """Nothing is exchanged any more; whoever waits for this rank is told."""
@@ -110,8 +118,15 @@ class Lookout:
 
     # The thread's.
 
-    def note_closed(self, rank: int) -> None:
-        self._closed_s.setdefault(rank, time.monotonic())
+    def note_end(self, rank: int, of_process: bool) -> None:
+        """A connection has ended: with the process, or because the rank there has cut it."""
+        if of_process:
+            self._closed_s.setdefault(rank, time.monotonic())
+        elif self._verdict is None and not self._is_cut:
+            reason = self._notes.read()
+            if isinstance(reason, PeerLost):
+                self._verdict = reason
+                self.cut()
 
     def look(self) -> None:
         """One look at everything."""
@@ -121,13 +136,11 @@ class Lookout:
             return
         findings = judge(signs, self._hosts, self._own)
         for rank in findings.closed:
-            self.note_closed(rank)
+            self.note_end(rank, of_process=True)
         if self._verdict is None and (findings.silent or findings.stalled):
             self._verdict = self._of_silence(findings)
             points.reach("host lost", silent=dict(findings.silent))
-            if findings.stalled and not findings.silent:
-                self._leave_note(self._verdict)
-            self.cut()
+            self.tell(self._verdict)
         elif self._closed_s and findings.is_quiet:
             since_s = time.monotonic() - min(self._closed_s.values())
             if since_s * 1000 >= QUIET_MS:
@@ -182,28 +195,16 @@ class Lookout:
             crowd.names[first],
         )
 
-    def _of_note(self) -> PeerLost | None:
-        """What another rank has found out, that cut its connections and still lives."""
-        with contextlib.suppress(RuntimeError):
-            if self._store.check([_NOTE]):
-                rank, name, text = self._store.get(_NOTE).decode().split("\n", 2)
-                return PeerLost(text, int(rank), name)
-        return None
-
-    def _leave_note(self, lost: PeerLost) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._store.set(_NOTE, f"{lost.rank}\n{lost.host}\n{lost}")
-
     def _again(self, lost: PeerLost) -> PeerLost:
         """An error of its own for everybody who raises it."""
         return PeerLost(str(lost), lost.rank, lost.host, is_silent=lost.is_silent)
 
 
 def _keep_looking(
-    reference: weakref.ref[Lookout], stop: threading.Event, ranks: dict[int, int]
+    reference: weakref.ref[Lookout], stop: threading.Event, links: dict[int, tuple[int, bool]]
 ) -> None:
     poll = select.poll()
-    for fd in ranks:
+    for fd in links:
         poll.register(fd, _GONE)
     while not stop.is_set():
         events = poll.poll(_PERIOD_S * 1000)
@@ -212,7 +213,7 @@ def _keep_looking(
             return
         for fd, _ in events:
             poll.unregister(fd)
-            lookout.note_closed(ranks[fd])
+            lookout.note_end(*links[fd])
         lookout.look()
         del lookout
 

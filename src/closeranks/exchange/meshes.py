@@ -16,9 +16,9 @@ import atexit
 import weakref
 from typing import Any
 
-from closeranks.exchange import links
-from closeranks.exchange.lookout import Crowd, Lookout
+from closeranks.exchange.lookout import Crowd, Lookout, ranks_named
 from closeranks.exchange.mesh import Mesh
+from closeranks.exchange.notes import Notes
 
 _all: weakref.WeakSet[Meshes] = weakref.WeakSet()
 
@@ -33,7 +33,7 @@ class Meshes:
     ) -> None:
         """`gloo` is the backend of the given group and `store` one that nobody else uses."""
         everybody = range(len(crowd.names))
-        links.guard_store(store)
+        self.notes = Notes(store)
         self.watch = Mesh(gloo, store, "watch", everybody, crowd.rank)
         self.crowd = crowd = _with_addresses(crowd, self.watch)
         self.flat = Mesh(gloo, store, "flat", everybody, crowd.rank)
@@ -48,13 +48,20 @@ class Meshes:
         elif with_turns and not by_columns:
             self.turns = Mesh(gloo, store, "turns", everybody, crowd.rank)
         data = [mesh for mesh in (self.flat, self.column, self.turns) if mesh is not None]
-        self.lookout = Lookout(crowd, self.watch, data, store)
+        self.lookout = Lookout(crowd, self.watch, data, self.notes)
         if not _all:
             atexit.register(_close_all)
         _all.add(self)
 
+    @property
+    def peers(self) -> str:
+        """With whom this rank's slice is exchanged."""
+        links = [] if self.column is None else self.column.links
+        return ranks_named(sorted(link.rank for link in links))
+
     def close(self) -> None:
         self.lookout.close()
+        self.notes.close()
         for mesh in (self.watch, self.flat, self.column, self.turns):
             if mesh is not None:
                 mesh.close()

@@ -80,6 +80,8 @@ class Waiter:
         report = self.attendance.ask(self.exchange_number)
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         ended = "Training cannot go on in this process group"
+        if report is None and _timed_out(cause):  # The store ended with a rank that gave up first.
+            return RankAbsent(f"{what}: {cause}. {ended}. {_LOOK}. {_USE_JOIN}.")
         if report is None or not report.absent:
             return ExchangeFailed(
                 f"{what}: the process group reports: {cause}. {ended}; restart the job."
@@ -104,16 +106,21 @@ class Waiter:
 
     def _explain_lost(self, error: PeerLost, rank: int, what: str) -> ExchangeFailed:
         """The exchange itself saw a rank go, so nobody is asked and no time is lost."""
-        if self.attendance.has_left(rank):
+        if not error.is_silent and self.attendance.has_left(rank):
             return OutOfData(
                 f"{what}: {error}; it left training in an orderly way, so it ran out of data or "
                 f"ended its loop early. Training cannot go on in this process group. {_USE_JOIN}, "
                 "or give every rank the same number of batches (DistributedSampler does)."
             )
+        look = f"look at the end of rank {rank}'s output"
+        if error.is_silent:
+            look = "look at that machine and at the network"
         return PeerLost(
-            f"{what}: {error}. Training cannot go on in this process group; look at the end of "
-            f"rank {rank}'s output, then restart the job.",
+            f"{what}: {error}. Training cannot go on in this process group; {look}, then restart "
+            "the job.",
             rank,
+            error.host,
+            error.is_silent,
         )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from closeranks.errors import PeerLost, RankAbsent
+from closeranks.segment import farewell
 from closeranks.segment.page import CLOSED, UNUSABLE, Page, has_reached, wrapped
 from closeranks.segment.peers import Peer, is_stopped
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from closeranks.segment.twin import TwinKernels
 
 SLICE_US = 10_000
+STOPPED = "is stopped"  # what is said of a rank that is late and cannot come
 
 
 class Team:
@@ -89,7 +91,7 @@ class Team:
             if has_reached(page.words[which // 4], word):
                 continue
             if page.note:
-                raise lost_of_note(page.note)
+                raise farewell.unpack(page.note)
             how = f"its process {peer.pid} has ended" if gone else "it has left the group"
             number = self.numbers[rank]
             raise PeerLost(f"rank {number}{self.where} is gone: {how}", number, self.host)
@@ -103,7 +105,7 @@ class Team:
             if not has_reached(self.pages[rank].words[which // 4], word):
                 late.append(
                     f"rank {self.numbers[rank]}{self.where} did not come (its process {peer.pid} "
-                    f"{'is stopped' if is_stopped(peer.pid) else 'runs'})"
+                    f"{STOPPED if is_stopped(peer.pid) else 'runs'})"
                 )
         return "; ".join(late)
 
@@ -111,19 +113,13 @@ class Team:
     def where(self) -> str:
         return "" if self.host is None else f" on host {self.host}"
 
-    def leave(self, lost: PeerLost) -> None:
-        """This rank ends because of another one; tell which, so that nobody blames this one."""
-        if not self.pages[self.rank].note:
-            number = "" if lost.rank is None else lost.rank
-            self.pages[self.rank].leave_note(f"{number}\n{lost.host or ''}\n{lost}")
+    def leave(self, error: RuntimeError) -> None:
+        """This rank ends because of another one; say so, so that nobody blames this one."""
+        page = self.pages[self.rank]
+        if not page.note:
+            page.leave_note(farewell.pack(error))
         self.close()
 
     def close(self) -> None:
         """This rank comes to no further tick; who waits for it learns that at once."""
         self.pages[self.rank].words[CLOSED // 4] = 1
-
-
-def lost_of_note(note: str) -> PeerLost:
-    """What leave() has written."""
-    number, host, text = note.split("\n", 2)
-    return PeerLost(text, int(number) if number else None, host or None)

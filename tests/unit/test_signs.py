@@ -1,0 +1,58 @@
+"""What follows from the signs of connections: who is gone, who is silent, and who is only slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from closeranks.exchange.links import Sign
+from closeranks.exchange.signs import QUIET_MS, SILENT_MS, STALLED_MS, judge
+
+# Ranks 0 and 1 are on this host, 2 and 3 on the next, 4 on a third.
+_HOSTS = (0, 0, 1, 1, 2)
+_DATA = Sign(2, False, True, heard_ms=50, moved_ms=50, unacked=0, unread=0)
+
+
+def _watch(rank: int, heard_ms: int = 900, is_open: bool = True) -> Sign:
+    return Sign(rank, True, is_open, heard_ms, 60_000, 0, 0)
+
+
+_WELL = [_watch(rank) for rank in (1, 2, 3, 4)]
+
+
+def test_all_is_well() -> None:
+    found = judge([*_WELL, _DATA], _HOSTS, 0)
+    assert not found.silent and not found.stalled and not found.closed and not found.is_quiet
+
+
+def test_a_host_is_silent_if_nothing_comes_on_any_connection() -> None:
+    quiet = [_watch(1), _watch(2, SILENT_MS), _watch(3, SILENT_MS + 70), _watch(4)]
+    assert judge(quiet, _HOSTS, 0).silent == {1: SILENT_MS}
+    assert not judge([*quiet, _DATA], _HOSTS, 0).silent, "it sends data at this moment"
+    late = replace(_DATA, heard_ms=SILENT_MS + 5)
+    assert judge([*quiet, late], _HOSTS, 0).silent == {1: SILENT_MS}
+
+
+def test_the_own_host_is_never_silent() -> None:
+    assert not judge([_watch(1, 60_000)], _HOSTS, 0).silent
+
+
+def test_a_connection_that_has_ended_is_not_silent() -> None:
+    found = judge([_watch(1), _watch(2, 60_000, is_open=False), _watch(4)], _HOSTS, 0)
+    assert found.closed == (2,) and not found.silent
+
+
+def test_data_stall_where_the_host_answers_and_they_are_not_acknowledged() -> None:
+    stuck = replace(_DATA, heard_ms=STALLED_MS, unacked=3)
+    assert judge([*_WELL, stuck], _HOSTS, 0).stalled == {2: STALLED_MS}
+    assert not judge([*_WELL, replace(stuck, unacked=0)], _HOSTS, 0).stalled, "its rank is stopped"
+    assert not judge([*_WELL, replace(stuck, heard_ms=STALLED_MS - 1)], _HOSTS, 0).stalled
+    silent = [_watch(1), _watch(2, 9000), _watch(3, 9000), _watch(4), stuck]
+    found = judge(silent, _HOSTS, 0)
+    assert found.silent and not found.stalled, "a host that is silent has more than stalled"
+
+
+def test_what_moves_or_waits_to_be_read_is_not_quiet() -> None:
+    still = replace(_DATA, moved_ms=QUIET_MS)
+    assert judge([*_WELL, still], _HOSTS, 0).is_quiet
+    assert not judge([*_WELL, replace(still, unread=1)], _HOSTS, 0).is_quiet
+    assert not judge([*_WELL, still, _DATA], _HOSTS, 0).is_quiet
