@@ -30,6 +30,7 @@ class RunOptions:
     name: str | None = None
     show: frozenset[int] | None = None  # None: all ranks
     fork: bool | None = None  # None: fork where there is no GPU
+    preload: tuple[str, ...] = ()  # modules that workers need and the script does not name
     hang_report_s: float = 60.0
     hang_timeout_s: float | None = None
     grace_s: float = 20.0

@@ -32,11 +32,10 @@ from closeranks.launch.share import Share, share_out
 from closeranks.launch.starter import ExecStarter, ForkStarter, Starter
 from closeranks.launch.supervisor import Supervisor
 from closeranks.launch.survival import Survival
+from closeranks.launch.warm import modules_for
 from closeranks.segment.roster import Roster
 
 _OF_SERVER = ("OMP_NUM_THREADS", LAUNCHER, RUN_DIR)
-_WRAPS = (b"closeranks", b"DistributedDataParallel")
-_SURVIVES = (b"closeranks", b"Ranks(")
 
 
 def run(options: RunOptions) -> int:
@@ -186,19 +185,7 @@ def make_muster(roster: Roster, options: RunOptions) -> Muster:
 def make_starter(forks: bool, options: RunOptions, facts: JobFacts) -> Starter:
     if not forks:
         return ExecStarter()
-    modules = ["torch", "torch.distributed"]
-    if not (options.is_module or options.is_program) and _mentions(Path(options.target), _WRAPS):
-        modules.append("closeranks.ddp.wrapper")
-    if not (options.is_module or options.is_program) and _mentions(Path(options.target), _SURVIVES):
-        # Optimizers import torch._dynamo at their first step; a newcomer has no second for that.
-        modules += ["closeranks.lanes.ranks", "torch._dynamo"]
     place = Place(0, 1, 0, 1, 0, 1, LOOPBACK_ADDRESS, 0)
     environ = for_worker(place, facts, 0, os.environ)
     # Libraries read the number of threads when they are loaded; the rest is a worker's own.
-    return ForkStarter(modules, {n: environ[n] for n in _OF_SERVER if n in environ})
-
-
-def _mentions(path: Path, words: tuple[bytes, ...]) -> bool:
-    """Whether a script names what takes long to import; a wrong guess costs a second."""
-    text = path.read_bytes()
-    return any(word in text for word in words)
+    return ForkStarter(modules_for(options), {n: environ[n] for n in _OF_SERVER if n in environ})
