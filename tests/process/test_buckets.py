@@ -254,6 +254,17 @@ def buckets_take_no_descriptors(rank: int, world: int) -> None:
     assert {p.grad.item() for p in net.parameters()} == {(world + 1) / 2}
 
 
+@batch.add
+def modules_take_no_descriptors(rank: int, world: int) -> None:
+    """However many models ranks train together, one descriptor tells them that another lives."""
+    nets = [wrap(Chain())]
+    before = len(os.listdir("/proc/self/fd"))
+    nets += [wrap(Chain()) for _ in range(20)]
+    for net in nets:
+        net(rows(rank)).sum().backward()
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", batch.names())
 def test_buckets(name: str, world: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from closeranks.exchange import handshake
 from closeranks.exchange.choose import decide
+from closeranks.exchange.handshake import core_count
 from closeranks.segment import kernels
 
 
@@ -128,3 +129,8 @@ def test_hosts_are_told_apart_by_a_name_of_fixed_length(monkeypatch: pytest.Monk
     monkeypatch.setenv("CLOSERANKS_HOST", "elsewhere" * 500)
     assert handshake._host() != here
     assert len(json.dumps(handshake._host())) < 100
+
+
+def test_ranks_that_are_pinned_to_cores_of_their_own_have_as_many_together() -> None:
+    assert core_count([{"cores": hex(1 << 3)}, {"cores": hex(1 << 70)}]) == 2
+    assert core_count([{"cores": hex(0b1110)}, {"cores": hex(0b0110)}]) == 3

@@ -14,7 +14,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +24,7 @@ import torch
 from closeranks.observe import points
 from closeranks.segment import kernels, memory, waiting
 from closeranks.segment.page import PAGE_SIZE_BYTES, Page
-from closeranks.segment.peers import Peer, start_time
+from closeranks.segment.peers import start_time, watch
 from closeranks.segment.team import Team
 from closeranks.world.meeting import this_host
 
@@ -81,6 +83,7 @@ class Handshake:
             "fd": made.fd,
             "nonce": Page(made.map).sign(),
             "kernels": kernels.kinds_here(),
+            "cores": hex(sum(1 << core for core in os.sched_getaffinity(0))),
         }
 
     # Phase 2
@@ -116,16 +119,21 @@ class Handshake:
             if rank == own:
                 pages.append(Page(self._memory.map))
                 continue
-            peers[rank] = Peer(facts["pid"], facts["started"])
+            peers[rank] = watch(facts["pid"], facts["started"])
             pages.append(Page(memory.attach(facts["pid"], facts["fd"], PAGE_SIZE_BYTES)))
             if pages[-1].nonce.hex() != facts["nonce"]:
                 raise OSError(f"the page of process {facts['pid']} is not rank {number}'s")
-        policy = waiting.choose(len(pages), len(os.sched_getaffinity(0)))
+        policy = waiting.choose(len(pages), core_count(everyones[number] for number in mates))
         made = kernels.make(kind, pages, own, policy)
         team = Team(own, pages, peers, made, timeout_s, mates)
         if len(mates) < len(everyones):
             team.host = everyones[self._group.rank]["name"]
         return team
+
+
+def core_count(facts: Iterable[Facts]) -> int:
+    """How many cores these ranks have together; each may be pinned to one of its own."""
+    return reduce(or_, (int(each["cores"], 16) for each in facts)).bit_count()
 
 
 def _name() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import weakref
 from pathlib import Path
 
 
@@ -31,7 +32,7 @@ def _stat(pid: int) -> list[str]:
 
 
 class Peer:
-    """One other process."""
+    """One other process. One watch serves all groups that it is in: see watch()."""
 
     def __init__(self, pid: int, started: int) -> None:
         self.pid = pid
@@ -56,3 +57,14 @@ class Peer:
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
             self.close()
+
+
+_watched: weakref.WeakValueDictionary[tuple[int, int], Peer] = weakref.WeakValueDictionary()
+
+
+def watch(pid: int, started: int) -> Peer:
+    """The peer of a process: a descriptor for each, however many models it trains with this one."""
+    peer = _watched.get((pid, started))
+    if peer is None:
+        peer = _watched[pid, started] = Peer(pid, started)
+    return peer

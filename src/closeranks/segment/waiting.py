@@ -25,7 +25,7 @@ class WaitPolicy:
 
 
 def choose(ranks: int, cores: int) -> WaitPolicy:
-    """For so many ranks on this host, of which this one may use so many cores."""
+    """For so many ranks of this host, which may use so many cores together."""
     return WaitPolicy(polls=0 if ranks >= cores else 200, yield_us=200)
 
 
