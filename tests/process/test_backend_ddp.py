@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import closeranks
 from tests.ranks import run_ranks
 
 
@@ -52,4 +54,36 @@ def _compare(rank: int, options: dict[str, Any]) -> list[bytes]:
 )
 def test_torchs_class_ends_with_the_bits_of_gloo(options: dict[str, Any]) -> None:
     first, second = run_ranks(2, _compare, options, backend="closeranks")
+    assert first == second
+
+
+def _compress(rank: int, wrap: type) -> list[bytes]:
+    """PowerSGD waits for collectives in callbacks of others."""
+    net = wrap(_net())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(4):
+        net.zero_grad()
+        net(torch.randn(8, 64)).square().mean().backward()
+    return [value.grad.numpy().tobytes() for value in net.module.parameters()]
+
+
+@pytest.mark.parametrize(
+    "wrap", [DistributedDataParallel, closeranks.DistributedDataParallel], ids=["torchs", "ours"]
+)
+def test_a_hook_whose_callbacks_wait(wrap: type) -> None:
+    first, second = run_ranks(2, _compress, wrap, backend="closeranks")
+    assert first == second
+
+
+def _compile(rank: int) -> list[bytes]:
+    """The compiler sees every call that C++ makes of a method in Python."""
+    net = torch.compile(DistributedDataParallel(_net()), backend="eager")
+    for _ in range(2):
+        net(torch.randn(8, 64)).square().mean().backward()
+    return [value.grad.numpy().tobytes() for value in net.parameters()]
+
+
+def test_torchs_class_can_be_compiled() -> None:
+    first, second = run_ranks(2, _compile, backend="closeranks")
     assert first == second

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch import Tensor
+from torch.futures import Future
 
 from tests.process.batch import WORLDS, Batch
 from tests.ranks import run_ranks
@@ -142,6 +145,21 @@ def functional_collectives(rank: int, world: int) -> None:
     assert (functional.broadcast(torch.full((2,), float(rank)), 1, group) * 1).tolist() == [1.0] * 2
     swapped = functional.all_to_all_single(torch.full((world,), float(rank)), None, None, group)
     assert (swapped * 1).tolist() == [float(r) for r in range(world)]
+
+
+@batch.add
+def a_callback_that_waits_for_another_collective(rank: int, world: int) -> None:
+    """Callbacks run where the collective ends, which may be the only thread that begins others."""
+    first = torch.full((300_000,), float(rank))
+
+    def then(future: Future[Any]) -> Tensor:
+        second: Tensor = future.value()[0][:5].clone()
+        dist.all_reduce(second, async_op=True).get_future().wait()
+        return second
+
+    chained = dist.all_reduce(first, async_op=True).get_future().then(then)
+    chained.wait()
+    assert chained.value().tolist() == [world * world * (world - 1) / 2] * 5
 
 
 @batch.add

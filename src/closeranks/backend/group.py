@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from closeranks.backend import collectives
 from closeranks.backend.line import Line
 from closeranks.backend.tensors import are_plain
+from closeranks.backend.untraced import untraced
 from closeranks.exchange.choose import gather
 from closeranks.exchange.group import GroupExchange
 from closeranks.exchange.passage import Passage
@@ -62,6 +63,7 @@ def create(options: Any) -> CloseranksGroup:
     return group
 
 
+@untraced
 class CloseranksGroup(dist.ProcessGroup):
     """torch's ProcessGroup; without a passage, gloo."""
 

@@ -6,6 +6,9 @@ for a future, which nobody can help along, and two ranks that wait for the works
 different order, or in gloo in between, would otherwise wait for each other. If somebody waits for
 a task that nobody has in hand yet, that thread takes it: usually it is there first.
 
+A hook may call from a callback, in the thread of the line, and wait there for what it has called:
+nobody else would come, so that thread does it at once, after all that was called before.
+
 Whoever has the turn works; there is one turn. After the first error no collective is begun: ranks
 may have stopped at different places. Knows tasks; must not know what they do.
 """
@@ -19,6 +22,8 @@ from typing import Any
 
 from closeranks.backend.work import Task
 from closeranks.errors import ExchangeFailed
+
+_LOOK_S = 0.005
 
 
 class Line:
@@ -48,7 +53,9 @@ class Line:
                     self._wake()
         if now:
             self._work_off(task)
-        if not in_background:
+        if threading.current_thread() is self._thread:
+            self._serve(task)
+        elif not in_background:
             task.wait()
         return task
 
@@ -123,13 +130,16 @@ class Line:
             self._thread.start()
         self._changed.notify()
 
-    def _serve(self) -> None:
-        while True:
+    def _serve(self, until: Task | None = None) -> None:
+        """Work off what comes: in the line's own thread, for ever or until a task is over."""
+        pause_s = None if until is None else _LOOK_S  # who works it off elsewhere does not say so
+        while until is None or not until.is_completed():
             with self._changed:
-                while not self._closed and (self._busy or not self._tasks):
-                    self._changed.wait()
                 if self._closed:
                     return
+                if self._busy or not self._tasks:
+                    self._changed.wait(pause_s)
+                    continue
                 task = self._tasks.popleft()
                 self._busy = True
             self._work_off(task)

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from closeranks.backend.untraced import untraced
+
 if TYPE_CHECKING:
     from closeranks.backend.line import Line
 
 
+@untraced
 class Task(dist.Work):
     """One collective: not begun, in hand, or over with a result or an error."""
 
