@@ -17,7 +17,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
@@ -43,7 +44,22 @@ def pins(size: int) -> list[int] | None:
     return cores[:size] if size <= len(cores) else None
 
 
-def run(size: int, deadline_s: float, fn: Callable[..., Any], *args: Any) -> list[Any]:
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: its network namespace, where it meets the others, and its interface."""
+
+    namespace: str
+    meeting: str
+    interface: str
+
+
+def run(
+    size: int,
+    deadline_s: float,
+    fn: Callable[..., Any],
+    *args: Any,
+    places: Sequence[Place] = (),
+) -> list[Any]:
     """Run fn(rank, *args) on ranks that share a gloo group, and return their values, by rank."""
     cores = pins(size)
     processes, pipes = [], []
@@ -52,7 +68,8 @@ def run(size: int, deadline_s: float, fn: Callable[..., Any], *args: Any) -> lis
             for rank in range(size):
                 ours, theirs = _SERVER.Pipe(duplex=False)
                 core = None if cores is None else cores[rank]
-                setup = (rank, size, core, f"file://{folder}/store")
+                here = Place("", f"file://{folder}/store", _LOOPBACK)
+                setup = (rank, size, core, places[rank] if places else here)
                 process = _SERVER.Process(target=_main, args=(setup, theirs, fn, args))
                 process.start()
                 theirs.close()
@@ -92,7 +109,9 @@ def _collect(pipes: list[Any], deadline_s: float) -> list[Any]:
 
 def _main(setup: tuple[Any, ...], pipe: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """The life of one rank; leaves by os._exit, so that no thread of gloo delays its end."""
-    rank, size, core, store = setup
+    rank, size, core, place = setup
+    if place.namespace:
+        _enter(place.namespace)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
     try:
@@ -100,11 +119,11 @@ def _main(setup: tuple[Any, ...], pipe: Any, fn: Callable[..., Any], args: tuple
 
         if core is not None:
             os.sched_setaffinity(0, {core})
-        os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
+        os.environ["GLOO_SOCKET_IFNAME"] = place.interface
         torch.set_num_threads(1)
         torch.distributed.init_process_group(
             "gloo",
-            init_method=store,
+            init_method=place.meeting,
             rank=rank,
             world_size=size,
             timeout=datetime.timedelta(seconds=_GROUP_TIMEOUT_S),
@@ -117,6 +136,13 @@ def _main(setup: tuple[Any, ...], pipe: Any, fn: Callable[..., Any], args: tuple
             pipe.send((None, traceback.format_exc()))
     finally:
         os._exit(code)
+
+
+def _enter(namespace: str) -> None:
+    """Before this process has a second thread, which would stay where it is."""
+    from tests.hosts import network
+
+    network.join(namespace)
 
 
 def _end_with_parent() -> None:
