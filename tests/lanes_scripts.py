@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.workers import pace
+
+made: list[Any] = []  # the plain loops of this process
 
 
 def make(naive: bool, **options: Any) -> Any:
@@ -25,7 +28,8 @@ def make(naive: bool, **options: Any) -> Any:
     if naive:
         options.pop("checkpoint", None)
         options.pop("every", None)
-        return NaiveRanks(**options)
+        made.append(NaiveRanks(**options))
+        return made[-1]
     return Ranks(**options)
 
 
@@ -155,7 +159,7 @@ def gan(naive: bool = False, lanes: int = 8, epochs: int = 3, **options: Any) ->
     of_maker = torch.optim.Adam(maker.parameters(), 1e-3)
     of_judge = torch.optim.Adam(judge.parameters(), 2e-3)
     ranks.prepare(maker, judge, of_maker, of_judge)
-    real = torch.randn(64, 3, generator=torch.Generator().manual_seed(7)) + 2.0
+    real = torch.randn(58, 3, generator=torch.Generator().manual_seed(7)) + 2.0
     for step in ranks.steps(TensorDataset(real), 16, epochs=epochs):
         for (x,) in step:
             fake = maker(torch.randn(len(x), 4)).detach()
@@ -172,7 +176,13 @@ def gan(naive: bool = False, lanes: int = 8, epochs: int = 3, **options: Any) ->
         of_maker.zero_grad()
         of_judge.zero_grad()
         pace()
-    return report(ranks)
+        if step.number == 7:
+            ranks.state["seen"] = ranks.evaluate(TensorDataset(real), 16, _count)["seen"]
+    return report(ranks, seen=ranks.state["seen"])
+
+
+def _count(batch: list[Tensor]) -> dict[str, int]:
+    return {"seen": len(batch[0])}
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
@@ -209,4 +219,30 @@ def augmented(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, 
     return report(ranks, noise=ranks.state["noise"])
 
 
-SCRIPTS = {f.__name__: f for f in (mlp, conv, gpt, gan, augmented)}
+def accumulated(naive: bool = False, lanes: int = 8, **options: Any) -> dict[str, Any]:
+    """Gradients of three batches for each step of the optimizer; an average of the weights."""
+    ranks = make(naive, lanes=lanes, **options)
+    model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 5))
+    smooth = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9, nesterov=True)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=20)
+    ranks.prepare(model, smooth, optimizer, scheduler)
+    train, test = points_and_labels(107, 12, 5), points_and_labels(50, 12, 5, seed=2)
+    for step in ranks.steps(train, batch_size=13, epochs=2):
+        for x, y in step:
+            loss = functional.cross_entropy(model(x), y) / 3
+            loss.backward()
+            step.log(loss=3 * loss)
+        pace()
+        if step.number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            smooth.update_parameters(model)
+        if step.number == 8:
+            ranks.state["inside"] = ranks.evaluate(test, 16, lambda batch: _hits(smooth, batch))
+    totals = ranks.evaluate(test, 16, lambda batch: _hits(smooth, batch))
+    return report(ranks, totals=totals, inside=ranks.state["inside"])
+
+
+SCRIPTS = {f.__name__: f for f in (mlp, conv, gpt, gan, augmented, accumulated)}

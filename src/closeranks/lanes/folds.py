@@ -147,7 +147,7 @@ def _put_leaf(part: Tensor, gradient: Tensor | None, weight: float) -> None:
     if gradient is None:
         part.zero_()
         return
-    plain = real(gradient)
+    plain = real(gradient.to_dense() if gradient.is_sparse else gradient)
     if plain.dtype == part.dtype and plain.device == part.device:
         torch.mul(plain, weight, out=part)
     else:

@@ -174,7 +174,7 @@ class NaiveStep:
         """Each lane's gradient times its share, added up in the tree over lanes."""
         wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         zero = torch.zeros_like(parameter, dtype=wide)
-        leaves = [zero if g is None else g.to(wide) for g in of_lanes]
+        leaves = [zero if g is None else g.to_dense().to(wide) for g in of_lanes]
         if self._weight is None:
             leaves = [leaf * (w / total) for leaf, w in zip(leaves, weights, strict=True)]
             return fold(leaves, torch.add).to(parameter.dtype)

@@ -48,7 +48,7 @@ def create(optimizer: Optimizer) -> None:
             group.update(before)
     for p in new:
         first = trial[p].first if p in trial else {}
-        if not any(_is_nan(value) for value in first.values()):
+        if first and not any(_is_nan(value) for value in first.values()):
             state[p].update(first)
 
 
