@@ -32,7 +32,8 @@ def train(change: str = "", naive: bool = False, **options: Any) -> dict[str, An
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ranks.prepare(model, optimizer)
     drawn = []
-    for step in ranks.steps(TensorDataset(torch.randn(32, 3)), 8, epochs=4):
+    epochs = 200 if "newcomer" in change else 4  # Enough for somebody to come.
+    for step in ranks.steps(TensorDataset(torch.randn(32, 3)), 8, epochs):
         for (x,) in step:
             drawn.append(len(drawn))
             noise = len(drawn) * 1e-3 if change == "unsteady" else 0.0
