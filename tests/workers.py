@@ -39,6 +39,7 @@ from closeranks.segment.roster import ALIVE, SEAT_VARIABLE, Roster
 from tests.ranks import _SERVER
 
 KILL, STOP, SLEEP, FULL = "kill", "stop", "sleep", "full"
+KILL_ALL = "kill all"  # the whole job, which is not started again
 _PACE = "TEST_PACE"
 
 
@@ -335,7 +336,9 @@ class _Injector:
         stop_s = fault.seconds if fault.action == STOP else None
         what = f"{k}: {fault.action} of {self.seat.number} at {fault.point}, {facts}"
         self.seat.tell(fired=what, stop_s=stop_s)
-        if fault.action == KILL:
+        if fault.action == KILL_ALL:
+            self.seat.tell(end="killed", code=137)
+        if fault.action in (KILL, KILL_ALL):
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.action == STOP:
             os.kill(os.getpid(), signal.SIGSTOP)

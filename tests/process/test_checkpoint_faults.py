@@ -18,7 +18,7 @@ from torch import nn
 from closeranks.checkpoint.folder import Folder
 from closeranks.checkpoint.reader import verify
 from closeranks.lanes.ranks import Ranks
-from tests.process.test_checkpoint_resume import killed, story, undisturbed
+from tests.process.test_checkpoint_resume import killed, story, undisturbed, warnings_of
 from tests.workers import FULL, STOP, Fault, run_job
 
 POINTS = [
@@ -63,7 +63,7 @@ def test_the_disk_is_full(point: str, workers: int, tmp_path: Path) -> None:
     job = run_job(workers, story, str(tmp_path), "", faults=[Fault(point, FULL, count=2)])
     assert job.fired and not job.restarts and job.ended is None
     assert job.digest == undisturbed().digest
-    (note,) = job.notes
+    (note,) = warnings_of(job)
     assert "No space left on device" in note and "Training goes on" in note
     assert whole(tmp_path)
     and_again(tmp_path)
@@ -107,9 +107,9 @@ def test_the_newest_is_damaged(tmp_path: Path) -> None:
         file.write(b"altered!")
     job = run_job(2, story, str(tmp_path), "")
     assert job.digest == undisturbed().digest
-    assert len(job.notes) == 2, job.notes
-    assert before[0] in job.notes[0] and "rest.safetensors was altered" in job.notes[0]
-    assert f"going on from {before[1]}" in job.notes[1]
+    first, second = warnings_of(job)
+    assert before[0] in first and "rest.safetensors was altered" in first
+    assert f"going on from {before[1]}" in second
     and_again(tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_another_training_is_refused(what: str, says: str, tmp_path: Path) -> No
 def test_other_conditions_are_warned_about_by_name(tmp_path: Path) -> None:
     killed(2, Fault("boundary", facts={"call": 2, "number": 5}), story, str(tmp_path), "")
     job = run_job(2, other, str(tmp_path), "conditions")
-    (note,) = job.notes
+    (note,) = warnings_of(job)
     assert "now 0.0.1" in note and "threads of a worker: 1, now 2" in note
     assert job.digest
 
@@ -206,12 +206,13 @@ def _mount(*arguments: str) -> None:
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     job = run_job(2, story, str(tiny_disk), "")
     assert job.ended is None and job.digest == undisturbed().digest
-    assert job.notes and all("No space left on device" in note for note in job.notes)
+    notes = warnings_of(job)
+    assert notes and all("No space left on device" in note for note in notes)
     found = whole(tiny_disk)
     assert found and LAST["checkpoint"] not in found
     _mount("-o", "remount,size=4m", str(tiny_disk))
     again = run_job(2, story, str(tiny_disk), "")
-    assert again.digest == undisturbed().digest and not again.notes
+    assert again.digest == undisturbed().digest and not warnings_of(again)
     assert whole(tiny_disk)[0] == LAST["checkpoint"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -17,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from closeranks.lanes.ranks import Ranks
 from tests.lanes_scripts import SCRIPTS, points_and_labels
-from tests.workers import Fault, Job, pace, run_job
+from tests.workers import KILL_ALL, Fault, Job, pace, run_job
 
 
 def story(folder: str, told: str, every: int | None = 4, **options: Any) -> dict[str, Any]:
@@ -62,10 +63,15 @@ def undisturbed() -> Job:
     return run_job(1, story, "", "")
 
 
+def warnings_of(job: Job) -> list[str]:
+    """What a job has said about its checkpoints."""
+    return [note for note in job.notes if note.startswith("warning: ")]
+
+
 def killed(workers: int, fault: Fault, fn: Any, *args: Any) -> Job:
     """A job in which a worker is killed, and then all others at once."""
-    job = run_job(workers, fn, *args, faults=[fault], max_restarts=0)
-    assert job.fired and not job.values, job
+    job = run_job(workers, fn, *args, faults=[dataclasses.replace(fault, action=KILL_ALL)])
+    assert job.fired and job.ended == "killed" and not job.values, job
     return job
 
 
@@ -125,7 +131,7 @@ def test_all_workers_are_gone_and_the_job_goes_on_from_its_checkpoint(tmp_path: 
     job = run_job(2, story, str(tmp_path), "", faults=[fault])
     assert len(job.fired) == 2 and job.digest == undisturbed().digest
     assert job.printed == undisturbed().printed
-    (warning,) = job.notes
+    (warning,) = warnings_of(job)
     assert "all workers were gone" in warning and "from step " in warning
     assert json.loads((tmp_path / "finished.json").read_text())
 
@@ -134,7 +140,7 @@ def test_all_workers_are_gone_before_the_first_checkpoint() -> None:
     fault = Fault("after backward", count=3, everybody=True)
     job = run_job(2, story, "", "", faults=[fault])
     assert len(job.fired) == 2 and job.digest == undisturbed().digest
-    (warning,) = job.notes
+    (warning,) = warnings_of(job)
     assert "goes on from its start" in warning
 
 

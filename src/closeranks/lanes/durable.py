@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from closeranks.checkpoint.folder import Folder, Key, name_of
+from closeranks.checkpoint.folder import Folder, Key, key_of, name_of
 from closeranks.checkpoint.format import encode
 from closeranks.checkpoint.reader import Checkpoint
 from closeranks.lanes import resume
@@ -107,7 +107,11 @@ class Durable:
 
     def newest(self) -> Checkpoint | None:
         """From where this job goes on."""
-        return resume.newest(self.folder, self.scribe.note)
+        found = resume.newest(self.folder, self.scribe.note)
+        key = None if found is None else key_of(found.path.name)
+        if key is not None:
+            self._mark = self._seen = number_of(key)
+        return found
 
     # Marks.
 
