@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from closeranks.backend.tensors import flattened, put_back
+from closeranks.exchange.hosts_passage import HostsPassage
 from closeranks.exchange.passage import Passage
 from closeranks.exchange.reduction import Fold
 
+Reduces = Passage | HostsPassage
 
-def all_reduce(passage: Passage, tensors: Sequence[Tensor], fold: Fold) -> None:
+
+def all_reduce(passage: Reduces, tensors: Sequence[Tensor], fold: Fold) -> None:
     for tensor in tensors:
         flat = flattened(tensor)
         passage.all_reduce(flat, fold)
@@ -41,20 +44,20 @@ def all_gather(
 def all_gather_whole(passage: Passage, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     for output, tensor in zip(outputs, inputs, strict=True):
         flat = flattened(output)
-        passage.all_gather(flat.chunk(passage.team.size), flattened(tensor))
+        passage.all_gather(flat.chunk(passage.size), flattened(tensor))
         put_back(output, flat)
 
 
-def reduce_scatter(passage: Passage, output: Tensor, inputs: Sequence[Tensor], fold: Fold) -> None:
+def reduce_scatter(passage: Reduces, output: Tensor, inputs: Sequence[Tensor], fold: Fold) -> None:
     flat = flattened(output)
     passage.reduce_scatter(flat, [flattened(tensor) for tensor in inputs], fold)
     put_back(output, flat)
 
 
 def reduce_scatter_whole(
-    passage: Passage, outputs: Sequence[Tensor], inputs: Sequence[Tensor], fold: Fold
+    passage: Reduces, outputs: Sequence[Tensor], inputs: Sequence[Tensor], fold: Fold
 ) -> None:
     for output, tensor in zip(outputs, inputs, strict=True):
         flat = flattened(output)
-        passage.reduce_scatter(flat, flattened(tensor).chunk(passage.team.size), fold)
+        passage.reduce_scatter(flat, flattened(tensor).chunk(passage.size), fold)
         put_back(output, flat)

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
 from closeranks.backend import collectives
 from closeranks.backend.line import Line
@@ -28,6 +28,8 @@ from closeranks.backend.tensors import are_plain
 from closeranks.backend.untraced import untraced
 from closeranks.exchange.choose import gather
 from closeranks.exchange.group import GroupExchange
+from closeranks.exchange.hosts_passage import HostsPassage
+from closeranks.exchange.meshes import Meshes
 from closeranks.exchange.passage import Passage
 from closeranks.exchange.purpose import FOLDS
 from closeranks.exchange.reduction import Fold, is_known
@@ -46,14 +48,19 @@ def create(options: Any) -> CloseranksGroup:
     gloo = dist.ProcessGroupGloo(
         options.store, options.group_rank, options.group_size, timeout=options.timeout
     )
-    passage, reason = None, "there is one rank"
+    passage: Passage | HostsPassage | None = None
+    reason = "there is one rank"
     if options.group_size > 1:
         by_group = GroupExchange(cast(dist.ProcessGroup, gloo))
         with _CPU:  # whatever the user has made the default
             gathered = gather(by_group, _wait, options.timeout.total_seconds())
         members = options.global_ranks_in_group or range(options.group_size)
         team, reason = gathered.team, gathered.reason
-        if team is not None and not gathered.is_on_hosts:
+        if team is not None and gathered.is_on_hosts:
+            store = PrefixStore("closeranks/hosts", options.store)
+            meshes = Meshes(gathered.crowd, gloo, store, by_columns=True, with_flat=False)
+            passage = HostsPassage(team, meshes, list(members))
+        elif team is not None:
             passage = Passage(team, list(members))
     group = CloseranksGroup(options, gloo, passage)
     level = logging.DEBUG if (group.way, reason) in _said else logging.INFO
@@ -69,7 +76,7 @@ class CloseranksGroup(dist.ProcessGroup):
 
     only_moves_bytes = True  # so door 1 may go past it, through memory of its own
 
-    def __init__(self, options: Any, gloo: Any, passage: Passage | None) -> None:
+    def __init__(self, options: Any, gloo: Any, passage: Passage | HostsPassage | None) -> None:
         # The one constructor that can be inherited; torch's stubs know only the other.
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._set_default_backend(_GLOO)
@@ -79,7 +86,7 @@ class CloseranksGroup(dist.ProcessGroup):
         self.way = "group: gloo"
         if passage is not None:
             team = passage.team
-            self.way = f"shm: {team.size} ranks on one host, {team.kernels.name}"
+            self.way = passage.way
             self._line = Line(f"closeranks-{options.group_id}", passage.close)
             self._folds = {op: Fold(team.kernels, name, team.size) for op, name in _FOLDS.items()}
 
@@ -107,7 +114,7 @@ class CloseranksGroup(dist.ProcessGroup):
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         opts = _options(dist.BroadcastOptions, opts, "rootRank", timeout)
         right = 0 <= opts.rootRank < self.size() and len(tensors) == 1 and opts.rootTensor == 0
-        if not (right and self._carries(tensors)):
+        if not (right and self._moves(tensors)):
             return super().broadcast(tensors, opts)
         return self._start(collectives.broadcast, (tensors[0], opts.rootRank), opts, tensors)
 
@@ -115,7 +122,7 @@ class CloseranksGroup(dist.ProcessGroup):
         self, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
         opts = _options(dist.BarrierOptions, opts, "", timeout)
-        if not self._carries(()) or (opts.device is not None and opts.device.type != "cpu"):
+        if not self._moves(()) or (opts.device is not None and opts.device.type != "cpu"):
             return super().barrier(opts)
         return self._start(Passage.barrier, (), opts, [])
 
@@ -196,6 +203,10 @@ class CloseranksGroup(dist.ProcessGroup):
             return False
         return len({tensor.dtype for tensor in tensors}) <= 1
 
+    def _moves(self, tensors: Any) -> bool:
+        """The same for collectives that reduce nothing: across hosts gloo moves no more."""
+        return self._carries(tensors) and not getattr(self._passage, "only_reduces", True)
+
     def _fold(self, opts: Any, tensors: Any) -> Fold | None:
         """How to reduce these tensors through memory, if that can be done."""
         if not tensors or not self._carries(tensors):
@@ -215,16 +226,14 @@ class CloseranksGroup(dist.ProcessGroup):
         """Whether there is, for each input, an output for each rank, and all can be carried."""
         rank, size = self.rank(), self.size()
         return len(outputs) == len(inputs) and all(
-            len(row) == size
-            and row[rank].numel() == tensor.numel()
-            and self._carries([*row, tensor])
+            len(row) == size and row[rank].numel() == tensor.numel() and self._moves([*row, tensor])
             for row, tensor in zip(outputs, inputs, strict=True)
         )
 
     def _gathers_whole(self, outputs: Any, inputs: Any) -> bool:
         size = self.size()
         return len(outputs) == len(inputs) and all(
-            output.numel() == tensor.numel() * size and self._carries([output, tensor])
+            output.numel() == tensor.numel() * size and self._moves([output, tensor])
             for output, tensor in zip(outputs, inputs, strict=True)
         )
 

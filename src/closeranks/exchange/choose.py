@@ -154,8 +154,9 @@ def _between_or_inside(
 ) -> Exchange:
     team, crowd = gathered.team, gathered.crowd
     store = attendance.store_of(by_group.group)
-    if gathered.is_on_hosts and store is not None:
-        backend = by_group.group._get_backend(torch.device("cpu"))
+    backend = by_group.group._get_backend(torch.device("cpu"))
+    is_gloo = isinstance(backend, dist.ProcessGroupGloo)  # MPI tells nothing of its connections.
+    if gathered.is_on_hosts and store is not None and is_gloo:
         number = attendance.instance_number(by_group.group)
         store = PrefixStore(f"closeranks/hosts/{number}", store)
         meshes = Meshes(crowd, backend, store, team is not None, not form.is_exact)

@@ -24,12 +24,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from closeranks.errors import PeerLost, RankAbsent
 from closeranks.exchange.crossing import Crossing
 from closeranks.exchange.group import GroupExchange
 from closeranks.exchange.resident import Meeting, Resident
 from closeranks.segment.page import LANDED
-from closeranks.segment.team import STOPPED
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Between, Pending, WireState
@@ -68,6 +66,7 @@ class HostsExchange:
         self.scales_for_free = inside is not None
         self._shape = grid.shape
         self._meshes = meshes
+        assert meshes.flat is not None, "what is small needs a group over all ranks"
         self._flat = GroupExchange(meshes.flat.group)
         self._wait = wait
         self._peers = meshes.peers
@@ -174,16 +173,7 @@ class HostsExchange:
         return _Guarded(pending, self._explained)
 
     def _explained(self, error: RuntimeError) -> RuntimeError:
-        """What a failed wait means. From here on this rank comes to nothing any more."""
-        if isinstance(error, RankAbsent) and STOPPED not in str(error):
-            # Who is late here may wait for another host itself: it takes all ranks to tell.
-            error = RuntimeError(str(error))
-        if not isinstance(error, PeerLost | RankAbsent):
-            error = self._meshes.lookout.explain(error)
-        self._meshes.lookout.tell(error)
-        if self.inside is not None:
-            self.inside.team.leave(error)
-        return error
+        return self._meshes.explained(error, None if self.inside is None else self.inside.team)
 
 
 class _Guarded:

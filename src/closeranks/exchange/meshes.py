@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from closeranks.errors import PeerLost, RankAbsent
 from closeranks.exchange.lookout import Crowd, Lookout, ranks_named
 from closeranks.exchange.mesh import Mesh
 from closeranks.exchange.notes import Notes
+from closeranks.segment.team import STOPPED
+
+if TYPE_CHECKING:
+    from closeranks.segment.team import Team
 
 _all: weakref.WeakSet[Meshes] = weakref.WeakSet()
 
@@ -29,14 +34,22 @@ class Meshes:
     transport = "gloo"
 
     def __init__(
-        self, crowd: Crowd, gloo: Any, store: Any, by_columns: bool, with_turns: bool = False
+        self,
+        crowd: Crowd,
+        gloo: Any,
+        store: Any,
+        by_columns: bool,
+        with_turns: bool = False,
+        with_flat: bool = True,
     ) -> None:
         """`gloo` is the backend of the given group and `store` one that nobody else uses."""
         everybody = range(len(crowd.names))
         self.notes = Notes(store)
         self.watch = Mesh(gloo, store, "watch", everybody, crowd.rank)
         self.crowd = crowd = _with_addresses(crowd, self.watch)
-        self.flat = Mesh(gloo, store, "flat", everybody, crowd.rank)
+        self.flat: Mesh | None = None
+        if with_flat:
+            self.flat = Mesh(gloo, store, "flat", everybody, crowd.rank)
         self.column: Mesh | None = None
         self.turns: Mesh | None = None
         place = crowd.grid.row_of(crowd.rank).index(crowd.rank)
@@ -58,6 +71,18 @@ class Meshes:
         """With whom this rank's slice is exchanged."""
         links = [] if self.column is None else self.column.links
         return ranks_named(sorted(link.rank for link in links))
+
+    def explained(self, error: RuntimeError, team: Team | None) -> RuntimeError:
+        """What a failed wait means. From here on this rank comes to nothing any more."""
+        if isinstance(error, RankAbsent) and STOPPED not in str(error):
+            # Who is late here may wait for another host itself: it takes all ranks to tell.
+            error = RuntimeError(str(error))
+        if not isinstance(error, PeerLost | RankAbsent):
+            error = self.lookout.explain(error)
+        self.lookout.tell(error)
+        if team is not None:
+            team.leave(error)
+        return error
 
     def close(self) -> None:
         self.lookout.close()

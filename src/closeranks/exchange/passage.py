@@ -45,9 +45,13 @@ Step = Callable[[int, Sequence[Tensor]], object]
 class Passage:
     """The slots of a team, as one of its ranks uses them."""
 
+    only_reduces = False
+
     def __init__(self, team: Team, members: Sequence[int]) -> None:
-        """`members` are the numbers of the team's ranks in the job, for messages."""
+        """`members` are the numbers of their group's ranks in the job, for messages."""
         self.team = team
+        self.size = team.size
+        self.way = f"shm: {team.size} ranks on one host, {team.kernels.name}"
         self._members = members
         self._tick = 0
         slots = [[page.slot(number) for page in team.pages] for number in range(SLOT_COUNT)]
@@ -210,20 +214,22 @@ class Passage:
         for rank, head in enumerate(self._heads[tick % SLOT_COUNT]):
             if head[0] != what.word:
                 raise ExchangeFailed(
-                    f"ranks of one group came for different things: rank {self.team.rank} for "
-                    f"{describe(what.word)}, rank {rank} for {describe(head[0])}. All ranks have "
+                    "ranks of one group came for different things: rank "
+                    f"{self.team.numbers[self.team.rank]} for {describe(what.word)}, rank "
+                    f"{self.team.numbers[rank]} for {describe(head[0])}. All ranks have "
                     "to call the same collectives in the same order, with equal sizes and types. "
                     "The group cannot be used any more."
                 )
 
     def _explained(self, error: PeerLost | RankAbsent, what: str) -> ExchangeFailed:
         text, members = f"{what}: {error}", self._members
-        if list(members) != list(range(self.team.size)):
+        if list(members) != list(range(len(members))):
             text += f" (these are numbers within a group; its ranks in the job are {members})"
         text += ". This process group cannot be used any more"
         if isinstance(error, PeerLost):
             rank = None if error.rank is None else members[error.rank]
-            return PeerLost(f"{text}; look at the end of that rank's output, then restart.", rank)
+            text += "; look at the end of that rank's output, then restart."
+            return PeerLost(text, rank, error.host, error.is_silent)
         return RankAbsent(f"{text}; look at what that rank does instead, then restart.")
 
     def _rooms_of(self, dtype: torch.dtype) -> list[list[Tensor]]:
