@@ -231,3 +231,26 @@ def test_a_log_dir_that_cannot_be_written_is_replaced_with_a_warning(tmp_path: P
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
+
+
+def test_a_wire_format_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import os; print(os.environ.get('CLOSERANKS_WIRE', 'none'))"
+    monkeypatch.setenv("CLOSERANKS_WIRE", "bf16")
+    for name, way, wanted in (("a", ["--wire", "int8"], "int8"), ("b", [], "bf16")):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = run(folder, *way, "-n", "2", "train.py", script=script)
+        assert done.code == 0, done
+        assert [done.lines_of(rank) for rank in range(2)] == [[wanted], [wanted]]
+
+
+def test_a_wire_format_that_does_not_exist_is_an_error_of_every_rank(tmp_path: Path) -> None:
+    script = """
+        import torch, closeranks
+        closeranks.init()
+        closeranks.DistributedDataParallel(torch.nn.Linear(2, 2))
+    """
+    done = run(tmp_path, "--wire", "int9", "-n", "2", "train.py", script=script)
+    assert done.code != 0
+    said = done.out + done.err
+    assert "wire='int9' on rank 0" in said and "powersgd:RANK" in said, said

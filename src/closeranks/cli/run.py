@@ -140,6 +140,13 @@ def _add_machines(run: argparse.ArgumentParser) -> None:
     )
     add_option(
         group,
+        "--wire",
+        metavar="FORMAT",
+        help="the format of gradients between machines where the script does not say: bf16, fp16, "
+        "int8, powersgd:RANK, auto or exact (the default)",
+    )
+    add_option(
+        group,
         "--standalone",
         action="store_true",
         help="this machine alone, which is the default",
@@ -165,6 +172,7 @@ def _run(values: argparse.Namespace) -> int:
         port=values.master_port or 0,
         run_id=values.rdzv_id,
         role=values.role,
+        wire=values.wire,
         is_program=values.no_python,
         notes=notes_of(values),
         restarts_max=values.max_restarts,

@@ -2,6 +2,7 @@
 
     CLOSERANKS_LAUNCHER   the launcher's pid: this process is one of its workers
     CLOSERANKS_RUN_DIR    the folder of the job's logs
+    CLOSERANKS_WIRE       the format of gradients between machines (--wire)
     CLOSERANKS_CONTROL    in the worker, the descriptor of its connection to the launcher
 
 What the user has set (OMP_NUM_THREADS, GLOO_SOCKET_IFNAME) is left as it is.
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LAUNCHER = "CLOSERANKS_LAUNCHER"
+WIRE = "CLOSERANKS_WIRE"
 RUN_DIR = "CLOSERANKS_RUN_DIR"
 
 
@@ -42,6 +44,7 @@ class JobFacts:
     restarts_max: int
     threads: int
     interface: str  # by which workers reach each other; "" if that is not known
+    wire: str | None = None  # the format of gradients between machines, if it was asked for
 
 
 def for_worker(
@@ -68,6 +71,8 @@ def for_worker(
         LAUNCHER: facts.launcher,
         RUN_DIR: facts.folder,
     }
+    if facts.wire is not None:
+        found[WIRE] = facts.wire
     defaults = {"OMP_NUM_THREADS": str(facts.threads)}
     if facts.interface:
         defaults["GLOO_SOCKET_IFNAME"] = facts.interface

@@ -25,6 +25,7 @@ class RunOptions:
     port: int = 0  # where the ranks of one machine meet; 0: any that is free
     run_id: str = "none"
     role: str = "default"
+    wire: str | None = None  # the format of gradients between machines; the ranks know which exist
     restarts_max: int | None = None  # None: 0, or 3 for each worker of a job that made a Ranks
     log_dir: Path | None = None
     name: str | None = None

@@ -64,6 +64,7 @@ def run(options: RunOptions) -> int:
             restarts_max=options.restarts_max or 0,
             threads=share.threads,
             interface=network_interface(membership),
+            wire=options.wire,
         )
         job = Job(
             size=membership.size,
