@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from closeranks.exchange.group import GroupExchange
     from closeranks.wire.codec import Codec
 
-CHUNK_NUMEL = 1 << 20  # 4 MiB of gradients: a millisecond of work, ten times that on a slow link
+CHUNK_NUMEL = 1 << 19  # 2 MiB of gradients: less, and messages cost more than they hide
 
 
 class Chunk:
