@@ -15,7 +15,7 @@ from tasks import TASKS
 
 from closeranks.ddp.wrapper import DistributedDataParallel
 
-_LOOKS = 12  # at the model, evenly over the steps
+_LOOKS = 10  # at the model, evenly over the steps
 
 
 @dataclass
