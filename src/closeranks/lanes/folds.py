@@ -23,11 +23,12 @@ from closeranks.lanes import words as w
 from closeranks.lanes.assign import merge_path
 from closeranks.lanes.gradient import Layout, Region, View, real
 from closeranks.observe import points
-from closeranks.segment.area import Area
+from closeranks.segment.area import Area, order_writes
 
 Nodes = Mapping[tuple[int, int], tuple[Area, int]]  # which slot of whom holds which lanes' sum
 
 _PAGE = 4096
+_LAYOUTS_MAX = 16
 
 
 class Folds:
@@ -70,9 +71,9 @@ class Folds:
     def sum_region(self, tick: int, index: int, lanes: int, nodes: Nodes, scale: float) -> bool:
         """Announce the sum of one region; False if a slot changed meanwhile."""
         region = self.layout.regions[index]
-        start = self._result_start(tick, region)
-        self.me.take(w.RESULT_DATA, start, region.numel * region.dtype.itemsize)
-        out = self.me.tensor(w.RESULT_DATA, start, region.numel, region.dtype)
+        section, start = w.result_data(tick), region.start_bytes
+        self.me.take(section, start, region.numel * region.dtype.itemsize)
+        out = self.me.tensor(section, start, region.numel, region.dtype)
         used: list[tuple[Area, int, int]] = []
 
         def part(lo: int, hi: int) -> Tensor | None:
@@ -108,16 +109,14 @@ class Folds:
     def gather(self, tick: int, makers: Sequence[Area], targets: Sequence[Tensor]) -> bool:
         """Copy the results into flat tensors, one per parameter; False if one was overwritten."""
         for index, (region, area) in enumerate(zip(self.layout.regions, makers, strict=True)):
-            start = self._result_start(tick, region)
-            source = area.tensor(w.RESULT_DATA, start, region.numel, region.dtype)
+            source = area.tensor(
+                w.result_data(tick), region.start_bytes, region.numel, region.dtype
+            )
             for parameter, lo, hi, at in self.layout.overlaps(region):
                 targets[parameter][lo:hi].copy_(source[at : at + hi - lo])
             if area.words[w.region_word(tick, index)] != tick:
                 return False
         return True
-
-    def _result_start(self, tick: int, region: Region) -> int:
-        return (tick & 1) * self._stride + region.start_bytes
 
     def _view(self, slot: int) -> View:
         def view(start: int, numel: int, dtype: torch.dtype) -> Tensor:
@@ -141,6 +140,41 @@ class Folds:
         if spare is None or spare.numel() < size_bytes:
             spare = self._spare[depth] = torch.empty(size_bytes, dtype=torch.uint8)
         return spare[:size_bytes].view(region.dtype)
+
+
+class FoldsByLayout:
+    """The Folds of one worker for whatever parameters a phase trains.
+
+    Other parameters lie elsewhere, so their bytes change what words of an earlier tick still tell
+    of. Those words are cleared first.
+    """
+
+    def __init__(self, me: Area) -> None:
+        self._me = me
+        # With the parameters themselves, so that no other ones ever have their ids.
+        self._known: dict[tuple[int, ...], tuple[Folds, list[Tensor]]] = {}
+        self._of_sums: Folds | None = None
+        self._of_results: list[Folds | None] = [None, None]  # by parity
+
+    def at(self, tick: int, parameters: Sequence[Tensor]) -> Folds:
+        """For a tick that begins."""
+        looks = tuple(map(id, parameters))
+        if looks not in self._known:
+            if len(self._known) >= _LAYOUTS_MAX:
+                self._known.clear()
+            self._known[looks] = Folds(self._me, Layout(parameters)), list(parameters)
+        folds = self._known[looks][0]
+        if folds is not self._of_sums:
+            self._of_sums = folds
+            self._clear(w.FOLDS, w.FOLDS_MAX)
+        if folds is not self._of_results[tick & 1]:
+            self._of_results[tick & 1] = folds
+            self._clear(w.region_word(tick, 0), w.REGIONS_MAX)
+        return folds
+
+    def _clear(self, first: int, count: int) -> None:
+        self._me.words[first : first + count] = memoryview(bytes(8 * count)).cast("q")
+        order_writes()
 
 
 def _put_leaf(part: Tensor, gradient: Tensor | None, weight: float) -> None:

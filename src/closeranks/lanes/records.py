@@ -58,19 +58,18 @@ class Records:
     def tell_buffers(self, tick: int, buffers: Buffers) -> None:
         """The buffers as lane 0 has left them."""
         me, size = self.board.me, buffers.size_bytes
-        start = (tick & 1) * size
         # Nobody may find an older record of lane 0 whose buffers are gone.
         me.words[w.record_word(tick, 0)] = 0
-        me.take(w.BUFFER_DATA, start, size)
+        me.take(w.buffer_data(tick), 0, size)
         with me.write(w.BUFFERS + (tick & 1), tick):
-            buffers.pack(me.tensor(w.BUFFER_DATA, start, size, torch.uint8))
+            buffers.pack(me.tensor(w.buffer_data(tick), 0, size, torch.uint8))
 
     def buffers(self, tick: int, buffers: Buffers) -> list[Tensor] | None:
         """The values of the buffers after lane 0, or None if nobody has them any more."""
         size, word = buffers.size_bytes, w.BUFFERS + (tick & 1)
         for area in self.board.known:
             if area.words[word] == tick:
-                source = area.tensor(w.BUFFER_DATA, (tick & 1) * size, size, torch.uint8)
+                source = area.tensor(w.buffer_data(tick), 0, size, torch.uint8)
                 values = buffers.unpack(source)
                 if area.words[word] == tick:
                     return values

@@ -52,12 +52,22 @@ FAILURE_TEXT, FAILURE_TEXT_BYTES = 131072, 65536
 CONDITIONS_TEXT, CONDITIONS_TEXT_BYTES = 196608, 8192
 
 # Sections of data.
-RECORD_DATA, BUFFER_DATA, RESULT_DATA, FOLD_DATA, STATE_DATA, HISTORY_DATA = range(1, 7)
-LOOKS_DATA = 7
+RECORD_DATA, FOLD_DATA, STATE_DATA, HISTORY_DATA, LOOKS_DATA = range(1, 6)
+_RESULT_DATA, _BUFFER_DATA = 6, 8  # by parity: what one tick lays out must not reach the other's
 
 
 def record_word(tick: int, lane: int) -> int:
     return RECORDS + (tick & 1) * LANES_MAX + lane
+
+
+def result_data(tick: int) -> int:
+    """The section of the sums of regions."""
+    return _RESULT_DATA + (tick & 1)
+
+
+def buffer_data(tick: int) -> int:
+    """The section of the buffers after lane 0."""
+    return _BUFFER_DATA + (tick & 1)
 
 
 def region_word(tick: int, region: int) -> int:

@@ -25,8 +25,7 @@ from closeranks.lanes.averages import apply, into_flat, targets_for
 from closeranks.lanes.board import Board, Task
 from closeranks.lanes.buffers import Buffers
 from closeranks.lanes.durations import Durations
-from closeranks.lanes.folds import Folds
-from closeranks.lanes.gradient import Layout
+from closeranks.lanes.folds import Folds, FoldsByLayout
 from closeranks.lanes.lane import Lane, Work, mean_values, unused_everywhere
 from closeranks.lanes.records import Records
 from closeranks.lanes.seat import AGAIN, Seat
@@ -52,8 +51,7 @@ class Worker:
         self.lane: Lane | None = None  # that user code is computing now
         self.abandoned: Lane | None = None  # that user code has left before its end
         self.buffers = Buffers([])
-        self._folds: Folds | None = None
-        self._looks: tuple[int, ...] = ()
+        self._folds = FoldsByLayout(self.board.me)
         self._durations = Durations()
         self.threads = torch.get_num_threads()
 
@@ -64,7 +62,7 @@ class Worker:
             return dict(self.follow(work.place)["values"])
         threads.check(self.threads, work.place)
         parameters = self.prepared.parameters()
-        folds = self._folds_for(parameters)
+        folds = self._folds.at(self.tick, parameters)
         aside = [p.grad for p in parameters]
         self.buffers.keep()
         phase = int(work.names[-1])
@@ -282,9 +280,3 @@ class Worker:
         told = self.follow(place)
         self.is_lost = True
         return told
-
-    def _folds_for(self, parameters: Sequence[Tensor]) -> Folds:
-        looks = tuple(map(id, parameters))
-        if self._folds is None or looks != self._looks:
-            self._folds, self._looks = Folds(self.board.me, Layout(parameters)), looks
-        return self._folds

@@ -29,7 +29,7 @@ from torch import Tensor
 from closeranks.segment.roster import AREA_BYTES, HEAD_BYTES, area_start, clear
 
 ALIGN_BYTES = 64
-_SECTION_BYTES = 1 << 41
+_SECTION_BYTES = 1 << 40
 _SECTIONS = AREA_BYTES // _SECTION_BYTES
 
 _barrier = threading.Lock()
