@@ -6,12 +6,17 @@ Every fault is injected at a named point, and every test asserts that it fired.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+from closeranks.lanes.ranks import Ranks
 from tests.lanes_scripts import SCRIPTS
-from tests.workers import SLEEP, STOP, Fault, Job, run_job
+from tests.workers import SLEEP, STOP, Fault, Job, pace, run_job
 
 
 @functools.cache
@@ -117,3 +122,41 @@ def test_an_evaluation_is_disturbed(point: str, action: str) -> None:
     place = "evaluate() in the loop over steps() (call 1) at step 5, batch 0"
     job = survive("mlp", 3, Fault(point, facts={"place": place}, **ACTIONS[action]))
     assert all(value["totals"] == job.values[0]["totals"] for value in job.values)
+
+
+def note_steps(folder: str, steps: int = 16) -> dict[str, Any]:
+    """Notes every step in a file, once in the job."""
+    ranks = Ranks(lanes=4)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ranks.prepare(model, optimizer)
+    data = TensorDataset(torch.arange(8.0 * 3 * steps).view(-1, 3) / 100)
+    for step in ranks.steps(data, 8):
+        for (x,) in step:
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ranks.once(lambda n=step.number: _note(folder, n))
+        pace()
+    return {"digest": ranks.digest(), "rank": ranks.rank}
+
+
+def _note(folder: str, number: int) -> None:
+    with open(f"{folder}/steps", "a") as file:
+        file.write(f"{number}\n")
+
+
+def test_what_was_done_once_is_not_done_again_by_a_worker_that_was_late(tmp_path: Path) -> None:
+    """Worker 0 sleeps while worker 1 does five more steps and dies."""
+    job = run_job(
+        2,
+        note_steps,
+        str(tmp_path),
+        faults=[
+            Fault("before forward", SLEEP, seconds=3.0, incarnation=0, facts={"tick": 5}),
+            Fault("before forward", incarnation=1, facts={"tick": 15}),
+        ],
+    )
+    assert len(job.fired) == 2 and job.digest
+    done = (tmp_path / "steps").read_text().split()
+    assert done == [str(number) for number in range(16)], done

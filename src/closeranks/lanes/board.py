@@ -8,8 +8,6 @@ Knows words. Must not know gradients or the user's script.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from dataclasses import dataclass
 
@@ -154,20 +152,6 @@ class Board:
             for area in self.dead
             if area.words[w.WORK] == key and self.roster.status(area.number) == KILLED
         ]
-
-    def kill(self, area: Area) -> None:
-        """End a worker that does not go on. The launcher has not reaped it if it is alive there."""
-        try:
-            fd = os.pidfd_open(self.roster.row(area.number).pid)
-        except ProcessLookupError:
-            return
-        try:
-            if self.roster.status(area.number) == ALIVE:
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # It has just ended by itself.
-        finally:
-            os.close(fd)
 
     # What I do.
 

@@ -76,6 +76,12 @@ class Ranks:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._prepared = Prepared()
         self._worker = Worker(take_seat(os.environ), self._prepared, seed)
+        spare = self.size - lanes
+        if spare > 0:
+            self._worker.seat.tell(
+                note=f"{self.size} workers share {lanes} lanes, so {spare} of them stand by until "
+                f"another is lost; Ranks(lanes={self.size}) or more would give all of them work"
+            )
         watch(self._worker)
         durable = None if rhythm is None else Durable(self._worker, rhythm, lanes)
         self._told_until = 0 if durable is None else durable.open()

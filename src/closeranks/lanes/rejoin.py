@@ -24,10 +24,9 @@ from torch import Tensor
 from closeranks.checkpoint.format import as_bytes, decode, encode
 from closeranks.lanes import words as w
 from closeranks.lanes.board import Board
-from closeranks.lanes.turn import STALLED_S, Wait
+from closeranks.lanes.turn import Wait
 from closeranks.observe import points
 from closeranks.segment.area import Area
-from closeranks.segment.peers import is_stopped
 
 _ALIGN = 64
 _ANYBODY_AFTER_S = 0.15
@@ -48,7 +47,7 @@ class Rejoin:
         """Everything a peer has, as a tree of its own; None if nobody has anything."""
         me = self.board.me.words
         me[w.LOST] = 1
-        wait, began = Wait(), time.monotonic()
+        wait = Wait()
         try:
             self._raise_request()
             while True:
@@ -64,9 +63,8 @@ class Rejoin:
                             return tree
                 if self._is_void(key):
                     self._raise_request()
-                elif time.monotonic() - began > STALLED_S:
-                    began = time.monotonic()
-                    self._end_stopped(peers)
+                # Waiting is no standing still, for which the launcher would kill this worker.
+                me[w.PROGRESS_NS] = time.monotonic_ns()
                 wait.once()
         finally:
             me[w.REQUEST] = 0
@@ -102,12 +100,6 @@ class Rejoin:
         told = json.loads(raw)
         tensors = [_tensor(source, *entry) for entry in told["tensors"]]
         return decode(told["tree"], tensors)
-
-    def _end_stopped(self, peers: list[Area]) -> None:
-        """Nobody answers: whoever is stopped will not."""
-        for peer in peers:
-            if is_stopped(self.board.roster.row(peer.number).pid):
-                self.board.kill(peer)
 
     # The giver.
 

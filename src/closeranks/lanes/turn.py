@@ -7,8 +7,8 @@ A tick is *complete* when all its results are there, whoever made them; from the
 It was *missed* when somebody alive is past it and results are gone, because their place was used
 again two ticks later: this worker was overtaken.
 
-Every wait looks at who is alive, at whether the others do the same thing, and at whether one of
-them has stopped for so long that it should be started again.
+Every wait looks at who is alive and at whether the others do the same thing. Who stands still for
+too long is the launcher's business (launch/muster.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from closeranks.lanes.board import Board, Task
 from closeranks.lanes.folds import Nodes
 from closeranks.segment.area import Area
 
-STALLED_S = 60.0  # without any progress, before a worker is killed and started again
 DEADLY = 2  # workers killed at the same lane
 
 
@@ -51,8 +50,6 @@ class Turn:
         self.makers: list[Area | None] = [None] * shape.regions  # of results
         self.nodes: Nodes = {}
         self._idle_since = time.monotonic()
-        self._started = self._idle_since
-        self._next_look_after_s = 1.0
         board.enter(tick, shape.place)
 
     def next(self) -> Task | None:
@@ -137,24 +134,6 @@ class Turn:
                 "order. Training stopped; let every decision depend on step.values or on "
                 "ranks.state, which are equal everywhere."
             )
-        waited_s = time.monotonic() - self._started
-        if waited_s >= self._next_look_after_s:
-            self._next_look_after_s = waited_s + 1.0
-            self._end_stalled(waited_s)
-
-    def _end_stalled(self, waited_s: float) -> None:
-        now_ns = time.monotonic_ns()
-        for area in self.board.alive:
-            words = area.words
-            silent_s = (now_ns - words[w.PROGRESS_NS]) / 1e9
-            behind = words[w.AT] < self.tick - 1 or waited_s > STALLED_S
-            if words[w.STEPS_DONE] >= 2 and silent_s > STALLED_S and behind:
-                worker = self.board.roster.worker(area.number)
-                self.board.seat.tell(
-                    note=f"worker {worker} made no progress for {silent_s:.0f} s; it is killed "
-                    "and started again"
-                )
-                self.board.kill(area)
 
     def _check_deadly(self, task: Task) -> None:
         victims = self.board.killed_at(task)

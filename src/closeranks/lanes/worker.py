@@ -113,6 +113,11 @@ class Worker:
         self._next_tick()
         if self.is_lost:
             return list(self.follow(place)["pieces"])
+        if not may_repeat and self.records.kept(self.tick) is not None:
+            # Whoever did it may have died since; what came out of it is still known.
+            told = self.follow(place)
+            self._finish(told)
+            return list(told["pieces"])
         shape = Shape(place, count, may_repeat=may_repeat)
         turn = Turn(self.board, self.tick, shape, self._durations.median_s(-1))
         while True:
