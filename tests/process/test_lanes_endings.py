@@ -129,3 +129,4 @@ def test_more_workers_than_lanes_stand_by() -> None:
     faults = [Fault("after backward", count=3)]
     job = run_job(4, train, None, None, 12, 2, faults=faults)
     assert job.fired and job.digest == run_job(1, train, None, None, 12, 2).digest
+    assert any("4 workers share 2 lanes, so 2 of them stand by" in note for note in job.notes)
