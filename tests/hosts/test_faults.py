@@ -66,7 +66,7 @@ def _arm(act: str, note: Path) -> None:
 
 
 @contextlib.contextmanager
-def _when_noted(note: Path, act: Callable[[], object]) -> Iterator[list[float]]:
+def when_noted(note: Path, act: Callable[[], object]) -> Iterator[list[float]]:
     """Act on the network once a rank is in the middle of a step; yields when that was."""
     at_s: list[float] = []
 
@@ -94,7 +94,7 @@ def _fail(
     width: int = 600,
 ) -> tuple[list[Outcome], float]:
     """How all ranks ended, and when the fault was there."""
-    with _when_noted(tmp_path / "note", on_network) as at_s:
+    with when_noted(tmp_path / "note", on_network) as at_s:
         outcomes = try_on(
             network,
             host_of,

@@ -87,16 +87,23 @@ class Running:
 
 @contextlib.contextmanager
 def launched(
-    folder: Path, *arguments: str, script: str = "", env: dict[str, str] | None = None
+    folder: Path,
+    *arguments: str,
+    script: str = "",
+    env: dict[str, str] | None = None,
+    before: tuple[str, ...] = (),
 ) -> Iterator[Running]:
-    """`python -m closeranks run ARGUMENTS` in a folder that holds the script as train.py."""
+    """`python -m closeranks run ARGUMENTS` in a folder that holds the script as train.py.
+
+    `before` is put in front of the command.
+    """
     if script:
         (folder / "train.py").write_text(textwrap.dedent(script))
     mark = uuid.uuid4().hex
     environ = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "NO_COLOR")}
     with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "closeranks", "run", *arguments],
+            [*before, sys.executable, "-m", "closeranks", "run", *arguments],
             cwd=folder,
             env=environ | {_MARK: mark} | (env or {}),
             stdin=subprocess.DEVNULL,
@@ -104,10 +111,10 @@ def launched(
             stderr=err,
         )
     running = Running(process, mark, folder)
-    before = set(os.listdir("/dev/shm"))
+    shared = set(os.listdir("/dev/shm"))
     try:
         yield running
-        assert set(os.listdir("/dev/shm")) <= before | _of_others()
+        assert set(os.listdir("/dev/shm")) <= shared | _of_others()
     finally:
         if process.poll() is None:
             process.kill()

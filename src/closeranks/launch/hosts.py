@@ -253,18 +253,3 @@ def _objection(wanted: Wanted, hello: Message, guests: dict[int, tuple[Channel, 
 
 def _shown(wanted: Wanted) -> str:
     return f"{wanted.endpoint[0]}:{wanted.endpoint[1]}"
-
-
-def interface_towards(address: str) -> str:
-    """The network interface by which this machine reaches an address; "" if nobody knows."""
-    import psutil  # type: ignore[import-untyped]
-
-    with contextlib.suppress(OSError):
-        family = socket.getaddrinfo(address, 9)[0][0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
-            probe.connect((address, 9))
-            own = probe.getsockname()[0]
-        for name, addresses in psutil.net_if_addrs().items():
-            if own in [each.address.partition("%")[0] for each in addresses]:
-                return str(name)
-    return ""

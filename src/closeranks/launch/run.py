@@ -19,7 +19,7 @@ from closeranks.launch.crew import Crew
 from closeranks.launch.environment import LAUNCHER, RUN_DIR, JobFacts, Place, for_worker
 from closeranks.launch.folder import make_folder
 from closeranks.launch.guard import Guard
-from closeranks.launch.hosts import Membership, Peers, Wanted, interface_towards, meet
+from closeranks.launch.hosts import Membership, Peers, Wanted, meet
 from closeranks.launch.job import Job
 from closeranks.launch.loop import Loop
 from closeranks.launch.muster import Muster
@@ -34,6 +34,7 @@ from closeranks.launch.supervisor import Supervisor
 from closeranks.launch.survival import Survival
 from closeranks.launch.warm import modules_for
 from closeranks.segment.roster import Roster
+from closeranks.world.interface import interface_towards
 
 _OF_SERVER = ("OMP_NUM_THREADS", LAUNCHER, RUN_DIR)
 

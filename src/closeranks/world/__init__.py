@@ -24,9 +24,10 @@ def init(backend: str | None = None, timeout: timedelta | float | None = None) -
     Every rank must call it. RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT are set where they are unset; variables that are set are believed. Where all ranks
     share one host, GLOO_SOCKET_IFNAME is set to the loopback interface (unless it is set), so that
-    gloo neither looks up the host's name nor listens to the network; the store that the ranks meet
-    at listens on loopback alone if MASTER_ADDR is a loopback address. A gloo group made here is
-    destroyed when the interpreter exits, if it still is there.
+    gloo neither looks up the host's name nor listens to the network; where they are on several, to
+    the one by which they reach each other. The store that the ranks meet at listens on loopback
+    alone if MASTER_ADDR is a loopback address. A gloo group made here is destroyed when the
+    interpreter exits, if it still is there.
 
     backend: as in torch; None is "gloo", or "cpu:gloo,cuda:nccl" if CUDA is available. (The CUDA
         way has been run on one GPU, alone, but not between several.) If there is a group already

@@ -4,7 +4,8 @@ Knows the order of things; what the environment means is decided in environment.
 ranks find each other is in meeting.py. Knows nothing of models.
 
     1. Meet: open the store, learn every rank's host.
-    2. Make the group on that store, with gloo on the loopback interface if all share a host.
+    2. Make the group on that store, with gloo on the loopback interface if all share a host, and
+       else on the one by which they reach each other.
     3. Fill the environment, and see to it that the group is gone before the interpreter is.
 """
 
@@ -20,10 +21,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 
-from closeranks.world.environment import World, read_launch
+from closeranks.world.environment import World, is_loopback, read_launch
+from closeranks.world.interface import address_towards, interface_towards
 from closeranks.world.meeting import meet, open_store, this_host
 
 # The same meeting point may be used again after destroy_process_group; its keys must be fresh then.
@@ -39,6 +41,7 @@ def join_group(backend: str | None, timeout: timedelta | float | None) -> World:
     # Phase 1
     store, address, port = open_store(launch, limit or default_pg_timeout)
     store = PrefixStore(f"closeranks/{_met[address, port]}", store)
+    store.set(f"address/{launch.rank}", address_towards(address))
     hosts = meet(store, launch.rank, launch.size, limit or default_pg_timeout)
     host = hosts[launch.rank]
     local_rank, local_size = _local_place(launch.local_rank, launch.local_size, launch.rank, hosts)
@@ -46,6 +49,8 @@ def join_group(backend: str | None, timeout: timedelta | float | None) -> World:
     # Phase 2
     if len(set(hosts)) == 1:
         _keep_gloo_on_loopback()
+    else:
+        _point_gloo_to_the_others(store, address, launch.rank, hosts)
     dist.init_process_group(
         backend or _default_backend(),
         store=PrefixStore("default_pg", store),
@@ -124,6 +129,18 @@ def _keep_gloo_on_loopback() -> None:
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback and not os.environ.get("GLOO_SOCKET_IFNAME"):
         os.environ["GLOO_SOCKET_IFNAME"] = loopback[0]
+
+
+def _point_gloo_to_the_others(store: Store, address: str, rank: int, hosts: list[str]) -> None:
+    """Where ranks are on several hosts, gloo uses the interface by which they reach each other."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
+    if is_loopback(address_towards(address)):  # The meeting point is here, under a name of its own.
+        other = next(r for r, host in enumerate(hosts) if host != hosts[rank])
+        address = store.get(f"address/{other}").decode() or address
+    interface = interface_towards(address)
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def _fill_environment(world: World) -> None:
