@@ -1,5 +1,6 @@
 """The digits once more, with Hugging Face Accelerate over the closeranks backend.
 
+    closeranks run -n 2 examples/accelerate_digits.py
     torchrun --standalone --nproc-per-node=2 examples/accelerate_digits.py
 
 Accelerate wraps the model in torch's own DistributedDataParallel. On a CPU it chooses between gloo

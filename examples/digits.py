@@ -1,5 +1,6 @@
 """Trains a small classifier on scikit-learn's digits, and proves that the replicas are equal.
 
+    closeranks run examples/digits.py
     torchrun --standalone --nproc-per-node=2 examples/digits.py
 
 An ordinary torch script: the import of DistributedDataParallel is the only line that torch's own
@@ -119,7 +120,7 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=32, help="samples per worker and step")
     options = parser.parse_args()
     if "RANK" not in os.environ:
-        sys.exit("Start the workers with: torchrun --standalone --nproc-per-node=2 " + sys.argv[0])
+        sys.exit(f"Start it with: closeranks run {sys.argv[0]} (or with torchrun)")
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

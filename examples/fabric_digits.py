@@ -1,5 +1,6 @@
 """The digits once more, with Lightning Fabric over the closeranks backend.
 
+    closeranks run -n 2 examples/fabric_digits.py
     torchrun --standalone --nproc-per-node=2 examples/fabric_digits.py
 
 Fabric wraps the model in torch's own DistributedDataParallel; its DDPStrategy takes the name of the

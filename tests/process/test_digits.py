@@ -1,4 +1,4 @@
-"""The demo: it trains, counts every held-out sample once, and would notice unequal replicas."""
+"""The digits: they train, every held-out sample counts once, unequal replicas are noticed."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def _evaluate(rank: int, samples: int) -> tuple[int, int]:
     return digits.evaluate(torch.nn.Identity(), digits.TensorDataset(rows, labels))
 
 
-def test_the_demo_ends_with_equal_replicas() -> None:
+def test_it_ends_with_equal_replicas() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--local-addr=127.0.0.1", "--nproc-per-node=2", "examples/digits.py", "--epochs=2"]
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -73,4 +73,4 @@ def test_without_a_launcher_the_command_is_named() -> None:
     env = {name: value for name, value in os.environ.items() if name != "RANK"}
     command = [sys.executable, "examples/digits.py"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "torchrun --standalone" in done.stderr
+    assert done.returncode == 1 and "closeranks run examples/digits.py" in done.stderr
