@@ -1,4 +1,4 @@
-"""Ranks, hosts and links that fail at moments of chance, on three hosts: all survivors say which."""
+"""Ranks, hosts and links that fail at moments of chance, on three hosts: survivors say which."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from tests.ranks import Outcome
 
 _CLOSED_S_MAX, _SILENT_S_MAX, _STALLED_S_MAX = 5.0, 6.0, 20.0  # measured: see the notebook
 _TIMEOUT_S = 60.0
+_CHILD_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,21 @@ def _train_until_it_fails(rank: int, act: str, who: int, folder: str, width: int
 def _arm(act: str, note: Path) -> None:
     if act == "kill":
         kill_at("before crossing", note)
+    elif act == "kill, and leave a child":
+        arm("before crossing", lambda: _leave_a_child_and_die(note))
     elif act == "stop":
         stop_at("before crossing", note)
     else:
         arm("before crossing", lambda: note_now(note))
+
+
+def _leave_a_child_and_die(note: Path) -> None:
+    """As a loader's worker is: forked from the rank, it outlives it, for a while."""
+    if os.fork() == 0:
+        time.sleep(_CHILD_S)
+        os._exit(0)
+    note_now(note)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -128,6 +140,19 @@ def test_a_rank_that_is_killed_is_named_on_both_hosts(tmp_path: Path) -> None:
     assert outcomes[3].exitcode == -signal.SIGKILL
     for seen in _judge(outcomes[:3], since_s, _CLOSED_S_MAX, "rank 3", "on host", "10.77.0.2"):
         assert seen.rank == 3 and seen.host is not None and "10.77.0.2" in seen.host
+
+
+def test_a_child_of_a_rank_that_was_killed_does_not_hold_its_connections(tmp_path: Path) -> None:
+    with hosts(2) as network:
+        outcomes, since_s = _fail(
+            network, tmp_path, act="kill, and leave a child", who=2, host_of=(0, 0, 1)
+        )
+        for seen in _judge(outcomes[:2], since_s, _CLOSED_S_MAX, "rank 2", "10.77.0.2"):
+            assert seen.rank == 2
+        for pid in network.processes():
+            os.kill(pid, signal.SIGKILL)
+        while network.processes():
+            time.sleep(0.02)
 
 
 def test_a_host_whose_processes_are_killed_is_named(tmp_path: Path) -> None:
