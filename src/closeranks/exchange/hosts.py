@@ -26,7 +26,7 @@ from torch import Tensor
 
 from closeranks.exchange.crossing import Crossing
 from closeranks.exchange.group import GroupExchange
-from closeranks.exchange.resident import Meeting, Resident
+from closeranks.exchange.resident import Meeting
 from closeranks.segment.page import LANDED
 
 if TYPE_CHECKING:
@@ -95,18 +95,13 @@ class HostsExchange:
         if self.inside is None or device.type != "cpu":
             return self._flat.allocate(numels, dtype, device)
         tensors = self.inside.allocate(numels, dtype, device)
-        for tensor in tensors:
-            resident = self.inside.resident(tensor)
-            if resident is not None:  # An empty tensor needs no memory.
-                self._wait(self._guarded(self._meet(resident)), lambda: "the sharing of memory")
+        residents = [self.inside.resident(tensor) for tensor in tensors]
+        meetings = [Meeting(self.inside, each) for each in residents if each is not None]
+        for meeting in meetings:
+            self.inside.start(meeting)
+        agreed = _AgreedMeetings(meetings, self._flat)
+        self._wait(self._guarded(agreed), lambda: "the sharing of memory")
         return tensors
-
-    def _meet(self, resident: Resident) -> Pending:
-        """The ranks of every host map each other's memory; all hosts learn whether all could."""
-        assert self.inside is not None, "memory is shared inside a host"
-        meeting = Meeting(self.inside, resident)
-        self.inside.start(meeting)
-        return _AgreedMeeting(meeting, self._flat)
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None
@@ -193,17 +188,19 @@ class _Guarded:
             raise explained from error
 
 
-class _AgreedMeeting:
-    """The end of a meeting inside every host, and that all know how all of them ended."""
+class _AgreedMeetings:
+    """The end of meetings inside every host, and that all know how all of them ended."""
 
-    def __init__(self, meeting: Meeting, flat: GroupExchange) -> None:
-        self._meeting = meeting
+    def __init__(self, meetings: Sequence[Meeting], flat: GroupExchange) -> None:
+        self._meetings = meetings
         self._flat = flat
 
     def wait(self) -> None:
-        self._meeting.wait()
-        resident = self._meeting.resident
-        failed = torch.tensor([not resident.parts], dtype=torch.int32)
+        for meeting in self._meetings:
+            meeting.wait()
+        residents = [meeting.resident for meeting in self._meetings]
+        failed = torch.tensor([any(not each.parts for each in residents)], dtype=torch.int32)
         self._flat.all_max(failed).wait()
         if failed.item():
-            resident.parts = []
+            for each in residents:
+                each.parts = []
