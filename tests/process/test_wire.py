@@ -349,6 +349,20 @@ def the_argument_wins_over_the_environment(rank: int, world: int) -> None:
 
 
 @batch.add
+def ranks_may_run_out_of_data(rank: int, world: int) -> None:
+    for form in ("int8", "powersgd:2"):
+        net = wrap(Wide(), wire=form)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        with net.join():
+            for step in range(4 + rank):
+                optimizer.zero_grad()
+                step_of(net, rank, step)
+                optimizer.step()
+        assert_replicas_equal(list(net.parameters()))
+        assert all(p.isfinite().all() for p in net.parameters())
+
+
+@batch.add
 def waits_may_come_in_any_order(rank: int, world: int) -> None:
     from closeranks.exchange.group import GroupExchange
     from closeranks.exchange.layout import Layout, Piece

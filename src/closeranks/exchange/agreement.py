@@ -55,7 +55,12 @@ def agreed(wishes: Sequence[str]) -> Format:
 
 
 def second_group(group: GroupExchange, device: torch.device, wait: Wait) -> GroupExchange | None:
-    """A group of the same ranks for one exchange's second collectives."""
+    """A group of the same ranks for one exchange's second collectives, if gloo can make one.
+
+    Not for GPUs: what gloo would make is slower than NCCL by more than an order is worth.
+    """
+    if device.type != "cpu":
+        return None
     number = torch.tensor([_counts.get(group.group, 0)], dtype=torch.int32, device=device)
     wait(group.all_max(number), lambda: "the agreement on a second group")
     _counts[group.group] = int(number.item()) + 1
