@@ -4,6 +4,9 @@ The link and the formats are measured when the first gradient sets off, and the 
 many exchanges; if it has drifted, everything is measured and chosen anew. All measurements are
 maxima over ranks, so that all choose alike. What is chosen from them is decided in wire/choose.
 
+Only formats with which small networks end where exact ones do (bench/convergence.py) may be chosen.
+PowerSGD sends least, but with rank 4 it does not, so it has to be asked for.
+
 A small bucket may travel exactly where a large one is worth encoding: each layout has a choice.
 """
 
@@ -20,7 +23,6 @@ from torch import Tensor
 from closeranks.exchange.encoded import Workspaces
 from closeranks.wire import choose
 from closeranks.wire.formats import EXACT, Format, parse
-from closeranks.wire.powersgd import PowerSgd, shape_of
 
 if TYPE_CHECKING:
     from closeranks.exchange.group import GroupExchange
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("closeranks")
 
 # What may be chosen; each loses more than the one before it.
-CANDIDATES = ("bf16", "int8", "powersgd:4")
+CANDIDATES = ("bf16", "int8")
 LOOK_EVERY = 200  # exchanges between two looks at the link
 _PROBE_S_MIN = 0.05  # shorter probes measure a switch's buffer and not its speed
 _PROBE_NUMEL_MIN, _PROBE_NUMEL_MAX = 1 << 15, 1 << 21
@@ -75,7 +77,7 @@ class Auto:
     def _choose(self, tensor: Tensor, layout: Layout) -> choose.Choice:
         if self._link is None:  # A state was loaded for another model, or none was.
             return choose.Choice(EXACT, "nothing has been measured")
-        choice = choose.choose(self._candidates(tensor, layout), self._link)
+        choice = choose.choose(self._candidates(tensor), self._link)
         if choice.name != self._told:
             self._told = choice.name
             if self._group.rank == 0:
@@ -83,18 +85,14 @@ class Auto:
                 logger.info("wire auto: %s for %.1f MB: %s", choice.name, megabytes, choice.reason)
         return choice
 
-    def _candidates(self, tensor: Tensor, layout: Layout) -> list[choose.Candidate]:
+    def _candidates(self, tensor: Tensor) -> list[choose.Candidate]:
         size, numel = self._group.size, tensor.numel()
         ring = 2 * (size - 1) / size
         exact_bytes = ring * numel * tensor.element_size()
         found = [choose.Candidate(EXACT, exact_bytes, 1, 0.0)]
         for name in CANDIDATES:
             work_s = self._work_s[name] * numel
-            if name.startswith("powersgd"):
-                shape = shape_of(layout.matrices, numel, parse(name).rank)
-                sent = ring * 4 * (shape.left_numel + shape.right_numel)
-                found.append(choose.Candidate(name, sent, 2, work_s))
-            elif name != "bf16" or tensor.dtype not in _HALVES:
+            if name != "bf16" or tensor.dtype not in _HALVES:
                 codec = Workspaces(self._group).codec(name, tensor.device)
                 sent = (1 if size == 2 else ring) * codec.bytes_for(numel)
                 found.append(choose.Candidate(name, sent, 1 if size == 2 else 2, work_s))
@@ -152,11 +150,8 @@ class Auto:
         # Not random: the user's random numbers are to be the same with and without us.
         values = torch.arange(_SAMPLE_NUMEL, dtype=torch.float32, device=device).sin_()
         residual = torch.zeros_like(values)
-        if name.startswith("powersgd"):
-            run = _powersgd_run(PowerSgd(parse(name).rank), values, residual)
-        else:
-            codec = Workspaces(self._group).codec(name, device)
-            run = _codec_run(codec, self._group.size, values, residual)
+        codec = Workspaces(self._group).codec(name, device)
+        run = _codec_run(codec, self._group.size, values, residual)
         run()
         return _timed(run, device) / _SAMPLE_NUMEL
 
@@ -190,21 +185,6 @@ def _codec_run(codec: Codec, ranks: int, values: Tensor, residual: Tensor) -> Ca
         codec.sum([out, out], result, 1.0)
         if ranks > 2:
             codec.sum([out], result, 1.0)
-
-    return run
-
-
-def _powersgd_run(by: PowerSgd, values: Tensor, residual: Tensor) -> Callable[[], None]:
-    side = int(values.numel() ** 0.5)
-    shape = shape_of([("sample", 0, side, values.numel() // side)], values.numel(), by.rank)
-    result = torch.empty_like(values)
-
-    def run() -> None:
-        residual.add_(values)
-        left = by.left(shape, residual)
-        right = by.right(shape, left, residual)
-        by.keep_rest(shape, left, right, residual)
-        by.product(shape, left, right, result, 1.0)
 
     return run
 
