@@ -100,7 +100,8 @@ def test_the_writer_of_the_last_one_is_killed(point: str, workers: int, tmp_path
 
 
 def test_the_newest_is_damaged(tmp_path: Path) -> None:
-    killed(2, Fault("boundary", facts={"call": 4, "number": 7}), story, str(tmp_path), "")
+    moment = Fault("boundary", facts={"call": 4, "number": 7})
+    killed(2, moment, story, str(tmp_path), "", 4, True)
     before = whole(tmp_path)
     with open(tmp_path / before[0] / "rest.safetensors", "r+b") as file:
         file.seek(-8, os.SEEK_END)
@@ -250,3 +251,41 @@ def test_a_plain_script_loads_a_checkpoint(tmp_path: Path) -> None:
     assert found["steps"] == found["losses"] < 28
     missing = run_job(1, loading, str(tmp_path / "nothing"))
     assert missing.ended is not None and "CheckpointDamaged" in missing.ended
+
+
+def looped(folder: str, samples: int, batch_size: int, epochs: int) -> dict[str, Any]:
+    ranks = Ranks(checkpoint=folder, every=3)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ranks.prepare(model, optimizer)
+    data = torch.utils.data.TensorDataset(torch.arange(2.0 * samples).view(-1, 2) / 100)
+    steps = 0
+    for step in ranks.steps(data, batch_size, epochs=epochs):
+        for (x,) in step:
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+    ranks.once(lambda: None)
+    return {"digest": ranks.digest(), "steps": steps}
+
+
+@pytest.mark.parametrize(("samples", "size", "says"), [(40, 16, "samples 48"), (48, 8, "size 16")])
+def test_another_dataset_is_refused(samples: int, size: int, says: str, tmp_path: Path) -> None:
+    moment = Fault("checkpoint named")  # after three steps
+    killed(2, moment, looped, str(tmp_path), 48, 16, 2)
+    job = run_job(2, looped, str(tmp_path), samples, size, 2)
+    assert job.ended is not None and "CheckpointMismatch" in job.ended
+    assert f"was begun with {says.replace('size', 'batch_size')}" in job.ended
+
+
+def test_more_epochs_go_on_and_after_the_end_are_warned_about(tmp_path: Path) -> None:
+    moment = Fault("checkpoint named")  # after three steps
+    killed(2, moment, looped, str(tmp_path / "a"), 48, 16, 2)
+    longer = run_job(1, looped, str(tmp_path / "a"), 48, 16, 4)
+    whole_run = run_job(1, looped, str(tmp_path / "b"), 48, 16, 4)
+    assert longer.digest == whole_run.digest and not warnings_of(longer)
+    assert longer.values[0]["steps"] == 9 and whole_run.values[0]["steps"] == 12
+    again = run_job(1, looped, str(tmp_path / "b"), 48, 16, 5)
+    (note,) = warnings_of(again)
+    assert "complete after 4 epochs" in note and again.values[0]["steps"] == 0

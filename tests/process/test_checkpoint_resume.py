@@ -21,8 +21,13 @@ from tests.lanes_scripts import SCRIPTS, points_and_labels
 from tests.workers import KILL_ALL, Fault, Job, pace, run_job
 
 
-def story(folder: str, told: str, every: int | None = 4, **options: Any) -> dict[str, Any]:
-    """Everything a script may do, and what it has done so far in the file `told`."""
+def story(
+    folder: str, told: str, every: int | None = 4, patient: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Everything a script may do, and what it has done so far in the file `told`.
+
+    patient: wait until what is being written is durable, so that a kill finds it.
+    """
     ranks = Ranks(**({"checkpoint": folder, "every": every} if folder else {}), **options)
     ranks.print("begins")
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 3))
@@ -44,6 +49,8 @@ def story(folder: str, told: str, every: int | None = 4, **options: Any) -> dict
             if step.number == 5:
                 ranks.once(lambda: _tell(told, "once inside"))
             pace()
+            if patient:
+                ranks._durable.scribe.wait()
         hits = ranks.evaluate(test, 16, lambda b: {"hit": (model(b[0]).argmax(1) == b[1]).sum()})
         ranks.print("hits", hits["hit"], random.random(), float(torch.rand(1)))
         optimizer.param_groups[0]["lr"] *= 0.5
@@ -102,7 +109,7 @@ def test_a_killed_job_goes_on_with_other_numbers_of_workers(moment: Fault, tmp_p
 def test_what_a_killed_job_has_done_is_not_done_again(tmp_path: Path) -> None:
     folder, told = str(tmp_path / "ckpt"), str(tmp_path / "told")
     moment = Fault("boundary", facts={"call": 4, "number": 9}, incarnation=0)
-    first = killed(2, moment, story, folder, told)
+    first = killed(2, moment, story, folder, told, 4, True)
     second = run_job(1, story, folder, told)
     assert first.printed == undisturbed().printed[:2]
     assert second.printed == undisturbed().printed[2:]

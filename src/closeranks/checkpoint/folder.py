@@ -66,7 +66,7 @@ class Folder:
 
     def clear(self, is_alive: Callable[[str], bool]) -> None:
         """Remove what those who are not alive any more have not finished."""
-        for path in self.path.iterdir():
+        for path in self.path.glob(".step-*"):
             found = _TEMPORARY.fullmatch(path.name)
             if found and not is_alive(found[1]):
                 shutil.rmtree(path, ignore_errors=True)

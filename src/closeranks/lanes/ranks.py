@@ -67,6 +67,11 @@ class Ranks:
             raise ValueError(f"threads={threads}: wanted at least 1. Nothing was started.")
         if check_every < 0:
             raise ValueError(f"check_every={check_every}: wanted at least 0. Nothing was started.")
+        if every is not None and checkpoint is None:
+            raise ValueError(
+                f"every={every} without checkpoint=: wanted a folder to write to. Nothing was "
+                "started; name one, or leave every out."
+            )
         rhythm = None if checkpoint is None else Rhythm(Path(checkpoint), every, keep)
         self.lanes = lanes
         self.seed = seed

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from closeranks.checkpoint.format import as_bytes, decode, encode
+from closeranks.checkpoint.format import as_bytes, decode, encode, laid_out, stride_of
 from closeranks.lanes import words as w
 from closeranks.lanes.board import Board
 from closeranks.lanes.turn import Wait
@@ -127,10 +127,11 @@ class Rejoin:
         words = me.words
         text, tensors = encode(tree, "the state")
         raw_tensors = [as_bytes(t) for t in tensors]
-        entries: list[tuple[int, str, list[int]]] = []
+        entries: list[tuple[int, str, list[int], list[int] | None]] = []
         at = 0
         for tensor, raw in zip(tensors, raw_tensors, strict=True):
-            entries.append((at, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)))
+            kind = str(tensor.dtype).removeprefix("torch.")
+            entries.append((at, kind, list(tensor.shape), stride_of(tensor)))
             at += _padded(raw.numel())
         told = json.dumps({"tree": text, "tensors": entries}).encode()
         key = w.asker_key(asker.number, asker.words[w.REQUEST])
@@ -157,7 +158,9 @@ def _padded(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def _tensor(source: Tensor, at: int, dtype: str, shape: list[int]) -> Tensor:
+def _tensor(
+    source: Tensor, at: int, dtype: str, shape: list[int], stride: list[int] | None
+) -> Tensor:
     kind: torch.dtype = getattr(torch, dtype)
     size = torch.Size(shape).numel() * kind.itemsize
-    return source[at : at + size].view(kind).view(shape).clone()
+    return laid_out(source[at : at + size], kind, shape, stride)

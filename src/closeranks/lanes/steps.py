@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from closeranks.errors import CheckpointMismatch
 from closeranks.lanes import words as w
 from closeranks.lanes.assign import block, cut
 from closeranks.lanes.data import Source
@@ -92,6 +93,7 @@ class Run:
         self.loop = loop
         self.step: Step | None = None
         self._loaders: Loaders | None = None
+        self._compared: dict[str, Any] | None = None  # records of what was done before
         self._inside: Inside = {}  # where this worker is
         self._batches: dict[int, list[list[int]]] = {}  # by epoch
 
@@ -102,6 +104,7 @@ class Run:
         try:
             while True:
                 arrived = self.script.arrive(self.call, inside)
+                self._compare(is_complete=arrived is None)
                 if arrived is None or arrived["epoch"] >= self.loop.epochs:
                     break
                 inside = arrived
@@ -139,6 +142,28 @@ class Run:
         words[w.STEPS_DONE] += 1
         words[w.PROGRESS_NS] = time.monotonic_ns()
         self.script.steps_done += 1
+
+    def _compare(self, is_complete: bool) -> None:
+        """What an earlier job has begun here is gone on with: it must be the same."""
+        records, source = self.script.records, self.loop.source
+        if records is self._compared:
+            return
+        self._compared = records
+        now = {"samples": len(source.dataset), "batch_size": source.batch_size}
+        was = records.setdefault(f"steps {self.call}", now | {"epochs": self.loop.epochs})
+        for name, value in now.items():
+            if was[name] != value:
+                raise CheckpointMismatch(
+                    f"steps() (call {self.call}) was begun with {name} {was[name]}, and is gone on "
+                    f"with {name} {value}: its result would be that of neither. Training stopped; "
+                    "take the same data and batch_size, or another folder as checkpoint=."
+                )
+        if is_complete and was["epochs"] != self.loop.epochs:
+            self.worker.seat.tell(
+                note=f"warning: steps() (call {self.call}) was complete after {was['epochs']} "
+                f"epochs; now epochs={self.loop.epochs}, and nothing is trained in it. To train on "
+                "from its result, use load() and another folder as checkpoint="
+            )
 
     def _tell_who_stands_by(self) -> None:
         workers = self.worker.board.roster.workers
