@@ -84,9 +84,9 @@ def killed(workers: int, fault: Fault, fn: Any, *args: Any) -> Job:
 
 MOMENTS = [
     Fault("before forward", count=2),
-    Fault("after backward", count=14, incarnation=0),
-    Fault("boundary", facts={"call": 2, "number": 7}, incarnation=0),
-    Fault("complete but not applied", count=11, incarnation=0),
+    Fault("after backward", count=14),
+    Fault("boundary", facts={"call": 2, "number": 7}),
+    Fault("complete but not applied", count=11),
     Fault("piece computed", facts={"place": "evaluate() of call 3, batch 0"}),
     Fault("piece computed", facts={"place": "once() of call 6"}),
     Fault("checkpoint file half written", count=3),
@@ -108,7 +108,7 @@ def test_a_killed_job_goes_on_with_other_numbers_of_workers(moment: Fault, tmp_p
 
 def test_what_a_killed_job_has_done_is_not_done_again(tmp_path: Path) -> None:
     folder, told = str(tmp_path / "ckpt"), str(tmp_path / "told")
-    moment = Fault("boundary", facts={"call": 4, "number": 9}, incarnation=0)
+    moment = Fault("boundary", facts={"call": 4, "number": 9})
     first = killed(2, moment, story, folder, told, 4, True)
     second = run_job(1, story, folder, told)
     assert first.printed == undisturbed().printed[:2]
@@ -153,7 +153,7 @@ def test_all_workers_are_gone_before_the_first_checkpoint() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_is_killed_and_resumed(name: str, tmp_path: Path) -> None:
-    moment = Fault("before forward", count=17, incarnation=0)
+    moment = Fault("before forward", count=17)
     killed(2, moment, checkpointed, name, str(tmp_path))
     job = run_job(3, checkpointed, name, str(tmp_path))
     assert job.ended is None
