@@ -24,11 +24,14 @@ from tests.conformance.settings import Settings
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.write_baseline and (options.ddp or options.broken or options.filter):
+    if options.write_baseline and (
+        options.ddp or options.broken or options.filter or options.backend
+    ):
         parser.error("--write-baseline is for all tests of torch's own class")
     settings = Settings(
         ddp=options.ddp,
         broken=options.broken,
+        backend=options.backend,
         force_cpu=options.force_cpu,
         start=options.start,
         world_size=options.world_size,
@@ -72,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--ddp", default="", metavar="MODULE:CLASS", help="class under test (torch's own)")
     add("--broken", default="", metavar="NAME", help="break that class first, see broken.py")
+    add("--backend", default="", metavar="NAME", help="of groups, in place of gloo")
     add("--force-cpu", action="store_true", help="run the tests for GPUs too, on the CPU")
     add("--start", choices=("fork", "spawn"), default="fork", help="spawn takes 3 times longer")
     add("--world-size", type=int, default=2, metavar="N", help="the baselines hold for 2")

@@ -22,6 +22,7 @@ class Settings:
 
     ddp: str = ""  # the class under test as "module:Class"; empty is torch's own
     broken: str = ""  # break that class first, in the way that has this name in broken.py
+    backend: str = ""  # of the groups that torch's tests make with gloo; empty is gloo
     force_cpu: bool = False  # run the tests for GPUs too, on the CPU
     start: str = "fork"  # how a test starts its ranks: "fork", or "spawn" as torch does
     world_size: int = 2

@@ -11,6 +11,7 @@ import importlib
 import sys
 from typing import Any
 
+import torch.distributed as dist
 import torch.nn.parallel.distributed
 
 from tests.conformance import broken, notes, pretend, processes
@@ -28,11 +29,25 @@ def install() -> Settings:
         candidate = broken.BROKEN[settings.broken](candidate)
     if settings.force_cpu:
         pretend.install()
+    if settings.backend:
+        _put_in_place_of_gloo(settings.backend)
     _watch_constructor(candidate, settings)
     if candidate is not _TORCHS_OWN:
         _put_in_place_of_torchs(candidate)
     processes.install(settings)
     return settings
+
+
+def _put_in_place_of_gloo(name: str) -> None:
+    """Default groups of gloo are of another backend, and with them the groups that follow them."""
+    importlib.import_module("closeranks")  # which tells torch of its own
+    start = dist.init_process_group
+
+    @functools.wraps(start)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        start(name if backend == "gloo" else backend, *args, **kwargs)
+
+    dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
 
 
 def load(spec: str) -> Any:

@@ -87,3 +87,30 @@ def _compile(rank: int) -> list[bytes]:
 def test_torchs_class_can_be_compiled() -> None:
     first, second = run_ranks(2, _compile, backend="closeranks")
     assert first == second
+
+
+def _run_out_of_data(rank: int) -> list[bytes]:
+    """Here C++ alone holds a work of ours until it asks how many ranks still train."""
+    net = DistributedDataParallel(_net())
+    with net.join(divide_by_initial_world_size=False):
+        for _ in range(3 + rank):
+            net(torch.randn(8, 64)).square().mean().backward()
+    return [value.detach().numpy().tobytes() for value in net.parameters()]
+
+
+def test_ranks_may_run_out_of_data() -> None:
+    first, second = run_ranks(2, _run_out_of_data, backend="closeranks")
+    assert first == second
+
+
+def _profile(rank: int) -> list[str]:
+    net = DistributedDataParallel(_net())
+    with torch.profiler.profile() as profile:
+        net(torch.randn(8, 64)).square().mean().backward()
+        dist.barrier()
+    return [event.name for event in profile.events() if event.name.startswith("closeranks:")]
+
+
+def test_a_profile_shows_collectives_as_with_gloo() -> None:
+    for names in run_ranks(2, _profile, backend="closeranks"):
+        assert {"closeranks:all_reduce", "closeranks:broadcast", "closeranks:barrier"} <= set(names)

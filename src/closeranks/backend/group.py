@@ -2,7 +2,7 @@
 
 It is a c10d group with gloo behind it, and takes from gloo what memory does better: all_reduce,
 reduce_scatter, all_gather, broadcast and barrier of plain tensors on the CPU. Whatever is not
-overridden here (sends, gathers, scatters, all_to_all, monitored_barrier), and what memory cannot do
+overridden here (sends, gathers, scatters, all_to_all), and what memory cannot do
 (sparse tensors, types that gloo refuses, wrong arguments), goes to gloo by torch's own way. If the
 ranks do not share a host, everything does; the log says why.
 
@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.autograd.profiler import record_function
 
 from closeranks.backend import collectives
 from closeranks.backend.line import Line
@@ -247,7 +249,12 @@ class CloseranksGroup(dist.ProcessGroup):
             with torch.inference_mode():  # without it, tensors made in it could not be written
                 run(passage, *args)
 
-        return self._line.start(in_turn, result, opts.asyncOp)
+        if not _profiler_enabled():
+            return self._line.start(in_turn, result, opts.asyncOp)
+        with record_function(f"closeranks:{run.__name__.removesuffix('_whole')}") as span:
+            task = self._line.start(in_turn, result, opts.asyncOp)
+            span._call_end_callbacks_on_future(task.get_future())  # it ends with the collective
+        return task
 
     # The end.
 

@@ -20,10 +20,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from closeranks.backend.work import Task
 from closeranks.errors import ExchangeFailed
 
 _LOOK_S = 0.005
+_KEPT = 64
 
 
 class Line:
@@ -38,10 +41,15 @@ class Line:
         self._failure: BaseException | None = None
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
+        # torch's join() leaves a work to C++ alone, which does not keep what of it is in Python,
+        # and asks for its one number at the next backward. Large results are nobody's business.
+        self._newest: deque[Task] = deque(maxlen=_KEPT)
 
     def start(self, run: Callable[[], None], result: Any, in_background: bool) -> Task:
         """Do this after all that was started before; now, or in the background."""
         task = Task(self, run, result)
+        if all(isinstance(tensor, Tensor) and tensor.numel() <= 1 for tensor in result):
+            self._newest.append(task)
         with self._changed:
             self._refuse_if_over()
             now = not in_background and not self._busy and not self._tasks

@@ -37,10 +37,6 @@ class Resident:
         self.parts: list[Tensor] = []  # of all ranks, if it can
         self._dtype = dtype
 
-    def is_this(self, tensor: Tensor) -> bool:
-        """Whether it is the whole tensor and not a view that begins at the same place."""
-        return tensor.numel() == self.numel and tensor.dtype == self._dtype
-
     def settle(self, kernels: Any) -> None:
         """The meeting is over."""
         self.is_settled = True
@@ -89,15 +85,16 @@ class Push(Operation):
 
     def __init__(self, exchange: ShmExchange, resident: Resident, scale: float) -> None:
         super().__init__(exchange)
-        self._resident = resident
+        self._word = wrapped(self.tick)
+        self._push = resident.push
         self._scale = scale
 
     def advance(self, until: int, slice_us: int) -> int:
-        push = self._resident.push
         if points.on_reach is not None:
             return super().advance(until, slice_us)
-        self.phase = push.advance(wrapped(self.tick), self.phase, until, self._scale, slice_us)
-        return self.phase
+        phase: int = self._push.advance(self._word, self.phase, until, self._scale, slice_us)
+        self.phase = phase
+        return phase
 
     def work(self) -> None:
-        self._resident.push.share(self._scale)
+        self._push.share(self._scale)

@@ -67,7 +67,7 @@ class ShmExchange:
         self._tick = 0  # of the newest collective
         self._queue: deque[Operation] = deque()  # this rank's share is not done yet
         self._unannounced: deque[Operation] = deque()  # the newest of them: there was no room yet
-        self._resident: dict[int, Resident] = {}  # by address
+        self._resident: dict[int, Resident] = {}  # by id of the tensor, while that lives
         self._stage = Stage(self)
         self._is_copy = False  # in a process that was forked from the rank
         _here.add(self)
@@ -87,19 +87,19 @@ class ShmExchange:
         for tensor, start in zip(tensors, starts, strict=True):
             if tensor.numel():
                 resident = Resident(region, start, tensor.numel(), dtype)
-                self._resident[tensor.data_ptr()] = resident
+                self._resident[id(tensor)] = resident
                 # As long as this very object lives; views of it keep only its memory.
-                weakref.finalize(tensor, self._resident.pop, tensor.data_ptr(), None).atexit = False
+                weakref.finalize(tensor, self._resident.pop, id(tensor), None).atexit = False
         return tensors
 
     def all_reduce(
         self, tensor: Tensor, scale: float = 1.0, layout: Layout | None = None
     ) -> Pending:
-        if not self.takes(tensor):
-            return self.group.all_reduce(tensor, scale)
-        resident = self.resident(tensor)
+        resident = self._resident.get(id(tensor))
         if resident is None:
-            return self._staged_sum(tensor, scale)
+            if self.takes(tensor):
+                return self._staged_sum(tensor, scale)
+            return self.group.all_reduce(tensor, scale)
         if resident.push is not None:
             return self.start(Push(self, resident, scale))
         if resident.is_settled:
@@ -110,8 +110,7 @@ class ShmExchange:
 
     def resident(self, tensor: Tensor) -> Resident | None:
         """What is known of a tensor that allocate() has made; None for any other."""
-        found = self._resident.get(tensor.data_ptr())
-        return found if found is not None and found.is_this(tensor) else None
+        return self._resident.get(id(tensor))
 
     def _staged_sum(self, tensor: Tensor, scale: float) -> Pending:
         def fold(sources: Sequence[Tensor], target: Tensor) -> None:

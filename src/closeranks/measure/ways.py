@@ -31,6 +31,7 @@ class Way:
         self._make = make
         self._tensor: Tensor | None = None
         self._run: Run = lambda: None
+        self.cpu_ms = 0.0  # processor time of a repetition in the newest block, all threads
 
     def prepare(self, numel: int) -> None:
         self._tensor, self._run = self._make(numel)
@@ -44,10 +45,12 @@ class Way:
         self._tensor.uniform_(-1, 1)
         run, times = self._run, []
         dist.barrier()
+        cpu_began = time.process_time()
         for _ in range(repetitions):
             began = time.perf_counter()
             run()
             times.append((time.perf_counter() - began) * 1e3)
+        self.cpu_ms = (time.process_time() - cpu_began) * 1e3 / repetitions
         return times
 
 
