@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from cases import CASES, loss_of, make_optimizer
 from seats import Job, sit_down
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import TensorDataset
 
 from closeranks import DistributedDataParallel, Ranks
+from closeranks.measure.cases import CASES, loss_of, make_optimizer
 
 RANKS, OURS, TORCH = "Ranks", "door 1", "torch"
 

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from closeranks.lanes.seat import VARIABLE
-from closeranks.segment.roster import Roster
+from closeranks.segment.roster import SEAT_VARIABLE, Roster
 
 Job = tuple[int, int]  # the process that holds the memory of the job, and its descriptor there
 
@@ -33,4 +32,4 @@ def sit_down(job: Job, rank: int) -> None:
     memory = os.open(f"/proc/{holder}/fd/{descriptor}", os.O_RDWR)
     messages = os.open(os.devnull, os.O_WRONLY)
     Roster(memory).started(rank, os.getpid())
-    os.environ[VARIABLE] = f"{memory}:{rank}:{messages}"
+    os.environ[SEAT_VARIABLE] = f"{memory}:{rank}:{messages}"

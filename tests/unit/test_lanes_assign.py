@@ -166,6 +166,17 @@ def test_who_is_alone_with_the_work_does_all_of_it(
         done.add(found.task)
 
 
+def test_a_slow_mate_is_helped_only_if_it_is_worth_it() -> None:
+    crew = [Mate(0), Mate(1, task=3, busy_s=0.01, usual_s=0.08)]
+    assert choose(4, {0, 1, 2}, 0, crew, 0.0, LIMITS, mine_s=0.02).task == 3
+    assert choose(4, {0, 1, 2}, 0, crew, 0.0, LIMITS, mine_s=0.06).task is None
+    assert choose(4, {0, 1, 2}, 0, crew, 0.0, LIMITS).task is None
+    equal = [Mate(0), Mate(1, task=3, busy_s=0.0, usual_s=0.02)]
+    assert choose(4, {0, 1, 2}, 0, equal, 0.0, LIMITS, mine_s=0.02).task is None
+    # While there is work that nobody has begun, that comes first.
+    assert choose(4, {0, 2}, 0, crew, 0.0, LIMITS, mine_s=0.02).task == 1
+
+
 @given(tasks=st.integers(1, 60), workers=st.integers(1, 9))
 def test_workers_that_begin_together_do_nothing_twice(tasks: int, workers: int) -> None:
     begun: dict[int, int] = {}

@@ -8,6 +8,7 @@ others costs time and nothing else, and these are rules of thumb:
     behind     nobody is at it, and its worker has more left than it can begin soon
     absent     nobody is at it, and its worker does not come
     late       somebody is at it for so long that it may be stopped
+    sooner     somebody is at it, and is so slow that I will have done it before
 
 Knows numbers and times, which are arguments.
 """
@@ -22,6 +23,8 @@ from closeranks.exchange.tree import split
 
 T = TypeVar("T")
 
+_WORTH_IT = 1.2  # so much faster I must be, or both waste their time
+
 
 @dataclass(frozen=True)
 class Mate:
@@ -31,6 +34,7 @@ class Mate:
     task: int | None = None  # what it is busy with
     busy_s: float = 0.0
     patience_s: float = 0.0  # how much longer to wait for it than for others
+    usual_s: float = 0.0  # a task of this kind usually takes it so long; 0: not known
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,17 @@ def choose(
     crew: Sequence[Mate],
     idle_s: float,
     limits: Limits,
+    mine_s: float | None = None,
 ) -> Choice:
-    """What worker `me`, who has been idle for so long, does next; the crew is sorted and has it."""
+    """What worker `me`, who has been idle for so long, does next; the crew is sorted and has it.
+
+    mine_s: a task usually takes me so long.
+    """
     others = [mate for mate in crew if mate.number != me]
     held = {m.task for m in others if m.task is not None and m.busy_s < limits.late_s}
     free = [t for t in range(tasks) if t not in done and t not in held]
     if not free:
-        return Choice(None, "all are done or in good hands")
+        return _sooner(done, others, mine_s)
     blocks = {m.number: block(tasks, len(crew), k) for k, m in enumerate(crew)}
     mine = [t for t in free if t in blocks[me]]
     if mine:
@@ -97,6 +105,16 @@ def choose(
     if best:
         return Choice(best[-1], "behind or absent")
     return Choice(None, "its worker will begin it soon")
+
+
+def _sooner(done: Collection[int], others: Sequence[Mate], mine_s: float | None) -> Choice:
+    """All that is left is being done: is one of them so slow that I would be the first?"""
+    if mine_s is not None:
+        for mate in others:
+            left_s = mate.usual_s - mate.busy_s
+            if mate.task is not None and mate.task not in done and left_s > _WORTH_IT * mine_s:
+                return Choice(mate.task, "sooner done by me")
+    return Choice(None, "all are done or in good hands")
 
 
 def covered(nodes: Collection[tuple[int, int]]) -> set[int]:

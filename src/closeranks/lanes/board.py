@@ -100,7 +100,8 @@ class Board:
             work, since_ns = area.words[w.WORK], area.words[w.WORK_NS]
             if work and w.task_of(work)[:2] == (tick, is_region):
                 busy_s = max(0, now_ns - since_ns) / 1e9
-                mate = Mate(area.number, w.task_of(work)[2], busy_s)
+                usual_s = 0.0 if is_region else area.words[w.LANE_NS] / 1e9
+                mate = Mate(area.number, w.task_of(work)[2], busy_s, usual_s=usual_s)
             expected.append((self.roster.worker(area.number), mate))
         expected.sort(key=lambda pair: pair[0])
         return [mate for _, mate in expected]
@@ -155,8 +156,9 @@ class Board:
 
     # What I do.
 
-    def enter(self, tick: int, place: str) -> None:
-        """I am at this tick now, and do this in it."""
+    def enter(self, tick: int, place: str, lane_s: float) -> None:
+        """I am at this tick now, and do this in it; one of its lanes usually takes me so long."""
+        self.me.words[w.LANE_NS] = int(lane_s * 1e9)
         words, parity = self.me.words, tick & 1
         start = w.PLACE_TEXT + parity * w.PLACE_TEXT_BYTES
         with self.me.write(w.PLACE + parity, tick << 24 | w.hash24(place)):

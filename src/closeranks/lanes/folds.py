@@ -2,7 +2,8 @@
 
 A worker joins each lane it has computed with the sums it already has, as far as the tree over lanes
 allows, so it needs few slots. The old sums stay valid until the new one is announced. When all
-lanes are in somebody's slot, each region of the total is a task of its own.
+lanes are in somebody's slot, each region of the total is a task of its own. What a worker took
+beyond its usual share, for lanes and regions of others, it gives back when nobody reads it.
 
     add_lane     leaf = gradient x weight; joined with siblings; into a free slot
     sum_region   the tree over whatever slots there are, times a scale, into the results
@@ -41,13 +42,32 @@ class Folds:
         self._tick = 0
         self._slots: dict[tuple[int, int], int] = {}
         self._spare: dict[int, Tensor] = {}
+        self._slots_usual = 1
+        self._slots_taken = 0
+        self._of_others: list[tuple[int, int]] = []  # tick and region
+
+    def begin(self, tick: int, lanes: int, workers: int) -> None:
+        """A new tick. The results of the last but one are overwritten from now on."""
+        self._tick, self._slots = tick, {}
+        self._slots_usual = (-(-lanes // workers) - 1).bit_length() + 1
+        while self._slots_taken > self._slots_usual:
+            self._slots_taken -= 1
+            self.me.words[w.FOLDS + self._slots_taken] = 0
+            start = self._slots_taken * self._stride
+            self.me.release(w.FOLD_DATA, start, self.layout.size_bytes)
+        for old, index in [each for each in self._of_others if each[0] <= tick - 2]:
+            self._of_others.remove((old, index))
+            word, region = w.region_word(old, index), self.layout.regions[index]
+            if self.me.words[word] <= tick - 2:
+                self.me.words[word] = 0
+                size_bytes = region.numel * region.dtype.itemsize
+                self.me.release(w.result_data(old), region.start_bytes, size_bytes)
 
     def add_lane(
         self, tick: int, lane: int, lanes: int, gradients: Sequence[Tensor | None], weight: float
     ) -> None:
         """Announce the gradient of a lane, joined with the sums of its siblings."""
-        if tick != self._tick:
-            self._tick, self._slots = tick, {}
+        assert tick == self._tick, "a tick is begun before its lanes"
         path = merge_path(lane, lanes, self._slots)
         lo, hi = lane, lane + 1
         for sibling in path:
@@ -56,6 +76,7 @@ class Folds:
         slot = next(s for s in range(len(used) + 1) if s not in used)
         if self.layout.size_bytes:
             self.me.take(w.FOLD_DATA, slot * self._stride, self.layout.size_bytes)
+            self._slots_taken = max(self._slots_taken, slot + 1)
         with self.me.write(w.FOLDS + slot, w.node_key(tick, lo, hi)):
             for part, gradient in zip(self._parts(slot), gradients, strict=True):
                 _put_leaf(part, gradient, weight)
@@ -68,9 +89,13 @@ class Folds:
             del self._slots[sibling]
         self._slots[lo, hi] = slot
 
-    def sum_region(self, tick: int, index: int, lanes: int, nodes: Nodes, scale: float) -> bool:
+    def sum_region(
+        self, tick: int, index: int, lanes: int, nodes: Nodes, scale: float, is_mine: bool = True
+    ) -> bool:
         """Announce the sum of one region; False if a slot changed meanwhile."""
         region = self.layout.regions[index]
+        if not is_mine:
+            self._of_others.append((tick, index))
         section, start = w.result_data(tick), region.start_bytes
         self.me.take(section, start, region.numel * region.dtype.itemsize)
         out = self.me.tensor(section, start, region.numel, region.dtype)

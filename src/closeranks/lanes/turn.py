@@ -46,15 +46,16 @@ class Turn:
         self.board = board
         self.tick = tick
         self.shape = shape
+        self.median_s = median_s
         self.limits = limits(median_s, shape.may_repeat)
         self.makers: list[Area | None] = [None] * shape.regions  # of results
         self.nodes: Nodes = {}
         self._idle_since = time.monotonic()
-        board.enter(tick, shape.place)
+        board.enter(tick, shape.place, 0.0 if median_s is None else median_s)
 
     def next(self) -> Task | None:
         """The next task, begun; None: nothing is left to do, see is_complete()."""
-        wait = Wait()
+        wait = Wait(workers=self.board.roster.workers)
         self._idle_since = time.monotonic()
         while True:
             self.board.refresh()
@@ -75,11 +76,15 @@ class Turn:
         return self._has_regions() and len(self._records()) == self.shape.lanes
 
     def _has_regions(self) -> bool:
-        for index, maker in enumerate(self.makers):
-            word = w.region_word(self.tick, index)
-            if maker is None or maker.words[word] != self.tick:
-                found = (a for a in self.board.known if a.words[word] == self.tick)
-                self.makers[index] = next(found, None)
+        if not self.makers:
+            return True
+        first = w.region_word(self.tick, 0)
+        self.makers = [None] * self.shape.regions
+        for area in self.board.known:
+            ticks = area.words[first : first + self.shape.regions].tolist()
+            for index, tick in enumerate(ticks):
+                if tick == self.tick:
+                    self.makers[index] = area
         return None not in self.makers
 
     def _records(self) -> set[int]:
@@ -114,7 +119,8 @@ class Turn:
         crew = self.board.crew(self.tick, is_region, time.monotonic_ns())
         idle_s = time.monotonic() - self._idle_since
         limits = REGION_LIMITS if is_region else self.limits
-        choice: Choice = choose(count, done, self.board.me.number, crew, idle_s, limits)
+        mine_s = None if is_region else self.median_s
+        choice: Choice = choose(count, done, self.board.me.number, crew, idle_s, limits, mine_s)
         if choice.task is None:
             return None
         task = Task(self.tick, is_region, choice.task)
@@ -146,7 +152,7 @@ class Turn:
             )
 
 
-REGION_LIMITS = Limits(late_s=0.1, grace_s=0.005)
+REGION_LIMITS = Limits(late_s=0.01, grace_s=0.005)  # A region takes less than a millisecond.
 
 
 def limits(median_s: float | None, may_repeat: bool = True) -> Limits:
@@ -160,15 +166,17 @@ def limits(median_s: float | None, may_repeat: bool = True) -> Limits:
 
 
 class Wait:
-    """Ever longer pauses, never longer than half a millisecond."""
+    """Ever longer pauses. Short ones where every worker has a core, so nobody needs this one."""
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep, workers: int = 0) -> None:
         self._looks = 0
         self._sleep = sleep
+        has_cores = 0 < workers <= (os.cpu_count() or 1)
+        self._longest_s = 100e-6 if has_cores else 500e-6
 
     def once(self) -> None:
         self._looks += 1
         if self._looks <= 20:
             os.sched_yield()
         else:
-            self._sleep(min(50e-6 * (self._looks - 20), 500e-6))
+            self._sleep(min(50e-6 * (self._looks - 20), self._longest_s))

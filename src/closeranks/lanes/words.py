@@ -36,6 +36,7 @@ LEFT = 21  # not 0 once its script has ended
 SAVE_BEGUN, SAVE_DONE = 22, 23  # the newest mark it has begun to write, and has dealt with
 
 CONDITIONS = 24  # not 0 once it has told the conditions it computes under
+LANE_NS = 27  # how long its lanes usually take
 ALIKE = 25  # and 26: its values after a tick, as hashes, by parity
 
 HISTORY = 512  # values and totals of the last ticks

@@ -21,6 +21,7 @@ from torch import Tensor
 from closeranks.errors import LaneUnsteady, LoopDiverged
 from closeranks.lanes import threads
 from closeranks.lanes import words as w
+from closeranks.lanes.assign import block
 from closeranks.lanes.averages import apply, into_flat, targets_for
 from closeranks.lanes.board import Board, Task
 from closeranks.lanes.buffers import Buffers
@@ -63,6 +64,7 @@ class Worker:
         threads.check(self.threads, work.place)
         parameters = self.prepared.parameters()
         folds = self._folds.at(self.tick, parameters)
+        folds.begin(self.tick, len(work.sizes), self.board.roster.workers)
         aside = [p.grad for p in parameters]
         self.buffers.keep()
         phase = int(work.names[-1])
@@ -253,7 +255,8 @@ class Worker:
                     "positive number. Training stopped; correct the function given as weight=."
                 )
             scale = 1.0 / total
-        folds.sum_region(self.tick, task.index, turn.shape.lanes, turn.nodes, scale)
+        is_mine = task.index in block(turn.shape.regions, *self.board.standing())
+        folds.sum_region(self.tick, task.index, turn.shape.lanes, turn.nodes, scale, is_mine)
 
     def _take_results(
         self, turn: Turn, folds: Folds, targets: Sequence[Tensor]

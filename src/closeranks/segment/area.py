@@ -77,6 +77,14 @@ class Area:
             os.posix_fallocate(self.fd, at, length)
             self._taken[section, start] = length
 
+    def release(self, section: int, start: int, length: int) -> None:
+        """For the owner: a piece is not needed any more; its words no longer tell of it."""
+        page = mmap.PAGESIZE
+        first, end = -(-start // page) * page, (start + length) // page * page
+        if end > first:
+            clear(self.fd, self._start + section * _SECTION_BYTES + first, end - first)
+        self._taken.pop((section, start), None)
+
     def give_back(self, section: int) -> None:
         """For the owner: the memory of a whole section is not needed any more."""
         clear(self.fd, self._start + section * _SECTION_BYTES, _SECTION_BYTES)
