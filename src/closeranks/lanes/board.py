@@ -132,7 +132,8 @@ class Board:
     def left_before(self, tick: int) -> int | None:
         """A worker whose script has ended and had no such tick."""
         for area in (*self.alive, *self.dead):
-            if area.words[w.AT] < tick and self._has_left(area):
+            # In this order: who has left does not move any more.
+            if self._has_left(area) and area.words[w.AT] < tick:
                 return self.roster.worker(area.number)
         return None
 
