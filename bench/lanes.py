@@ -36,7 +36,8 @@ _SLOW_SHARE = 0.85  # of the sum of speeds, that should at least be reached
 _DEADLINE_S = 600.0
 _LEGEND = """\
 ms: best/median of a step, slowest rank. x door 1: above 1 is slower; first of the best, then the
-median of the ratios within each round. load: the average before and after.
+median of the ratios within each round. cpu: ms of processor time of a step, best block of the busiest
+rank. load: the average before and after.
 """
 
 
@@ -45,6 +46,7 @@ class Found:
     """All that one run has measured."""
 
     steps: dict[str, dict[str, Rounds]] = field(default_factory=dict)  # by case and variant
+    cpu: dict[str, dict[str, Rounds]] = field(default_factory=dict)
     loads: dict[str, tuple[float, float]] = field(default_factory=dict)
     steps_per_s: dict[str, list[float]] = field(default_factory=dict)  # by way, for each turn
 
@@ -72,9 +74,9 @@ def measure_steps(found: Found, given: argparse.Namespace) -> None:
                 given.ranks, _DEADLINE_S, lanes_rounds.measure, case, given.rounds, 2, job
             )
         found.loads[case] = (before, load())
-        found.steps[case] = {
-            name: slowest([rank.ms[name] for rank in brought]) for name in brought[0].ms
-        }
+        names = list(brought[0].ms)
+        found.steps[case] = {n: slowest([rank.ms[n] for rank in brought]) for n in names}
+        found.cpu[case] = {n: slowest([rank.cpu_ms[n] for rank in brought]) for n in names}
 
 
 def measure_slow(found: Found, given: argparse.Namespace) -> None:
@@ -104,7 +106,9 @@ def measure_slow(found: Found, given: argparse.Namespace) -> None:
 
 def steps_table(found: Found) -> RenderableType:
     table = table_of(
-        "A step with lanes = workers", ("case", "way", "ms", "x door 1", "load"), ("case", "way")
+        "A step with lanes = workers",
+        ("case", "way", "ms", "x door 1", "cpu", "load"),
+        ("case", "way"),
     )
     for case, by_name in found.steps.items():
         for name, rounds in by_name.items():
@@ -115,6 +119,7 @@ def steps_table(found: Found) -> RenderableType:
                 name,
                 f"{best(rounds):.1f}/{median(rounds):.1f}",
                 f"{against.ratio_best:.2f} {against.ratio_median:.2f}",
+                f"{best(found.cpu[case][name]):.1f}",
                 load,
             )
     return table

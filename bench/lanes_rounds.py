@@ -33,7 +33,7 @@ class Times:
     """Milliseconds of one rank: for each variant and round a list with a number for each step."""
 
     ms: dict[str, list[list[float]]] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
+    cpu_ms: dict[str, list[list[float]]] = field(default_factory=dict)  # a mean for each block
 
 
 def measure(rank: int, case_name: str, rounds: int, warm: int, job: Job) -> Times:
@@ -51,9 +51,12 @@ def measure(rank: int, case_name: str, rounds: int, warm: int, job: Job) -> Time
         for name in order:
             dist.barrier()
             by_name[name]()
+            cpu_began = time.process_time()
             taken = [by_name[name]() for _ in range(case.block_steps)]
+            cpu_ms = (time.process_time() - cpu_began) * 1e3 / case.block_steps
             if number >= warm:
                 times.ms.setdefault(name, []).append(taken)
+                times.cpu_ms.setdefault(name, []).append([cpu_ms])
     return times
 
 
