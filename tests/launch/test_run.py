@@ -206,18 +206,33 @@ def test_more_workers_than_cores_are_warned_of(tmp_path: Path) -> None:
     assert done.report == [f"warning: {cores + 1} workers share {cores} {noun}"]
 
 
+def test_64_workers_start_and_stop(tmp_path: Path) -> None:
+    """That they also step together is a test of minutes, in tests/chaos."""
+    script = "import os; print(os.environ['RANK'], os.environ['OMP_NUM_THREADS'])"
+    done = run(tmp_path, "-n", "64", "train.py", script=script)
+    assert done.code == 0, done
+    assert [done.lines_of(rank) for rank in range(10, 64)] == [[f"{r} 1"] for r in range(10, 64)]
+    workers = json.loads((run_dir(tmp_path) / "workers.json").read_text())["workers"]
+    assert list(workers) == [str(rank) for rank in range(64)]
+
+
 def test_the_launcher_is_small_and_starts_no_torch(tmp_path: Path) -> None:
+    """An import of torch takes more than a second of processor time, the launcher a tenth of it;
+    on a busy machine both take longer, on the wall as long as it likes.
+    """
     (tmp_path / "train.py").write_text("import time; print('up'); time.sleep(30)")
     with launched(tmp_path, "-n", "1", "train.py") as running:
         running.wait_for(running.has_said("up"), "start")
         pid = running.process.pid
         maps = Path(f"/proc/{pid}/maps").read_text()
         status = Path(f"/proc/{pid}/status").read_text()
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         resident = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])  # type: ignore[index]
         running.send(2)
         assert running.end().code == 130
     assert "libtorch" not in maps
     assert resident < 30_000, f"{resident} kB"
+    assert sum(map(int, times)) / os.sysconf("SC_CLK_TCK") < 0.5, times
 
 
 def test_a_log_dir_that_cannot_be_written_is_replaced_with_a_warning(tmp_path: Path) -> None:

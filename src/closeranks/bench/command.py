@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _SIZES_QUICK_MIB = (4 / 1024, 1.0, 25.0)
 _CASES = ("tiny", "mlp16", "transformer")
 _CASES_QUICK = ("tiny", "mlp16")
 _ROUNDS, _ROUNDS_QUICK = 12, 3
+_ENDED_BY_THE_USER = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 _TENSORS = 12  # of one size, that a rank holds at once for all ways together
 
 
@@ -70,7 +72,9 @@ def bench(wish: Wish) -> int:
     )
     code = run(options)
     if code:
-        return code  # The report has named the folder with the logs: it stays.
+        if code in _ENDED_BY_THE_USER:
+            shutil.rmtree(folder)
+        return code  # A report has named the folder with the logs: it stays.
     hauls = [raw.read(folder / f"rank-{rank}.json") for rank in range(ranks)]
     shutil.rmtree(folder)
     # Phase 3
