@@ -130,7 +130,13 @@ def _add_machines(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many machines",
     )
-    add_option(group, "--node-rank", type=int, metavar="R", help="the number of this, from 0")
+    add_option(
+        group,
+        "--node-rank",
+        type=int,
+        metavar="R",
+        help="the number of this one, from 0 (default: as they arrive)",
+    )
     add_option(
         group,
         "--rdzv-endpoint",
