@@ -36,8 +36,8 @@ _SLOW_SHARE = 0.85  # of the sum of speeds, that should at least be reached
 _DEADLINE_S = 600.0
 _LEGEND = """\
 ms: best/median of a step, slowest rank. x door 1: above 1 is slower; first of the best, then the
-median of the ratios within each round. cpu: ms of processor time of a step, best block of the busiest
-rank. load: the average before and after.
+median of the ratios within each round. cpu: ms of processor time of a step, best block of the
+busiest rank. load: the average before and after.
 """
 
 
