@@ -105,7 +105,9 @@ def test_a_launcher_that_vanishes_ends_all(tmp_path: Path) -> None:
 
 
 def test_machines_that_disagree_start_nothing(tmp_path: Path) -> None:
-    with _two(tmp_path, "end", ("--rdzv-id=a", "--node-rank=0"), ("--rdzv-id=b", "--node-rank=1")) as (one, other):
+    with _two(
+        tmp_path, "end", ("--rdzv-id=a", "--node-rank=0"), ("--rdzv-id=b", "--node-rank=1")
+    ) as (one, other):
         second = other.end()
         one.send(signal.SIGINT)
         first = one.end()
