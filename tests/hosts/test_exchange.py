@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -95,6 +96,55 @@ def test_where_one_rank_has_no_memory_all_do_without(point: str) -> None:
     inside = "shm inside, " if point == "allocate" else ""
     assert {way for way, _ in outcomes} == {f"hosts: 2 x 2 ranks, {inside}gloo between, float32"}
     assert sum(said for _, said in outcomes) == 1
+
+
+class _Ahead:
+    """Carries sums between hosts, and lands none before the next one, if any, has arrived.
+
+    So do wire formats with two collectives: the second of one goes with the first of the next.
+    """
+
+    format, transport, wire_state = "float32", "gloo", None
+
+    def __init__(self, between: Any) -> None:
+        self._between = between
+        self._started: list[Any] = []
+
+    def all_reduce(self, tensor: torch.Tensor, scale: float, layout: Any) -> Any:
+        self._started.append(self._between.all_reduce(tensor, scale, layout))
+        return _Landing(self._started, len(self._started))
+
+    def close(self) -> None:
+        self._between.close()
+
+
+class _Landing:
+    def __init__(self, started: list[Any], count: int) -> None:
+        self._started, self._count = started, count
+
+    def wait(self) -> None:
+        for work in self._started[: self._count + 1]:
+            work.wait()
+
+
+def _start_ahead(rank: int) -> None:
+    exchange = exchange_here()
+    assert isinstance(exchange, HostsExchange)
+    exchange.between = _Ahead(exchange.between)
+    tensors = exchange.allocate([5000] * 4, torch.float32, torch.device("cpu"))
+    pending = []
+    for number, tensor in enumerate(tensors):
+        if number and rank in (0, 3):
+            time.sleep(0.2)  # so that the other rank of the host waits for it elsewhere
+        pending.append(exchange.all_reduce(tensor.fill_(rank + number)))
+    for number, tensor in enumerate(tensors):
+        pending[number].wait()
+        assert torch.equal(tensor, torch.full((5000,), 6.0 + 4 * number))
+
+
+def test_who_waits_for_a_landing_lets_the_next_one_set_off() -> None:
+    with hosts(2) as network:
+        run_on(network, TWO_BY_TWO, _start_ahead, deadline_s=20.0, group_timeout_s=10.0)
 
 
 def _of_a_subgroup(rank: int) -> list[str]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from closeranks.exchange.crossing import Crossing
 from closeranks.exchange.group import GroupExchange
 from closeranks.exchange.resident import Meeting
-from closeranks.segment.page import LANDED
+from closeranks.segment.page import LANDED, wrapped
 
 if TYPE_CHECKING:
     from closeranks.exchange.base import Between, Pending, WireState
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from closeranks.exchange.meshes import Meshes
     from closeranks.exchange.shm import ShmExchange
     from closeranks.wire.formats import Format
+
+_SLICE_US = 1000  # of a wait, before newer crossings are looked at
 
 
 class HostsExchange:
@@ -154,7 +156,14 @@ class HostsExchange:
         while self._flying and self._flying[0].number <= crossing.number:
             self._land_next()
         assert self.inside is not None, "crossings begin inside a host"
-        self.inside.team.wait(LANDED, crossing.number)
+        inside, word = self.inside, wrapped(crossing.number)
+
+        def has_landed() -> bool:
+            # Whoever lands this one on another rank may wait for the next one to set off here.
+            inside.go_on()
+            return inside.team.kernels.await_all(LANDED, word, _SLICE_US) < 0
+
+        inside.team.until(has_landed, LANDED, crossing.number)
 
     def _land_next(self) -> None:
         crossing = self._flying[0]

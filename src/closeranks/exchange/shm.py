@@ -167,10 +167,14 @@ class ShmExchange:
                 self._put(operation)
             return operation
         self._put(operation)
-        self._announce()
-        while queue and queue[0].advance(2, 0) >= 2:
-            self._take()
+        self.go_on()
         return operation
+
+    def go_on(self) -> None:
+        """Do whatever can be done of what was asked for, without waiting."""
+        self._announce()
+        while self._queue and self._queue[0].advance(2, 0) >= 2:
+            self._take()
 
     def finish(self, operation: Operation, until: int) -> None:
         """Bring a collective to a phase: first whatever was asked for before it."""
