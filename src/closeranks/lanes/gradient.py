@@ -18,7 +18,7 @@ from torch import Tensor
 from closeranks.lanes.words import REGIONS_MAX
 
 _ALIGN = 16  # elements; with 4 bytes each that is a cache line
-_REGION_BYTES = 1 << 20
+_REGION_BYTES = 1 << 21
 
 View = Callable[[int, int, torch.dtype], Tensor]  # start in bytes, elements, type
 
@@ -103,7 +103,7 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def _regions(start: int, end: int, dtype: torch.dtype, total_bytes: int) -> list[Region]:
-    """Regions of one type: about a megabyte each, more where that would be too many."""
+    """Regions of one type: about two megabytes each, more where that would be too many."""
     share = -(-total_bytes // (REGIONS_MAX - 2))
     length = max(_REGION_BYTES, -(-share // 4096) * 4096)
     return [

@@ -47,6 +47,7 @@ class Turn:
         self.tick = tick
         self.shape = shape
         self.median_s = median_s
+        self._has_all_lanes = False  # then nodes tells where
         self.limits = limits(median_s, shape.may_repeat)
         self.makers: list[Area | None] = [None] * shape.regions  # of results
         self.nodes: Nodes = {}
@@ -109,12 +110,20 @@ class Turn:
         self.nodes = nodes
         return covered(nodes) & records
 
+    def look_again(self) -> None:
+        """What was known of the lanes has turned out to be gone."""
+        self._has_all_lanes = False
+
     def _regions_done(self) -> set[int]:
         return {index for index, maker in enumerate(self.makers) if maker is not None}
 
     def _choose(self) -> Task | None:
-        done, count, is_region = self._lanes_done(), self.shape.lanes, False
+        count, is_region = self.shape.lanes, False
+        if len(self._regions_done()) == self.shape.regions:
+            self._has_all_lanes = False  # And yet the tick is not complete: a lane is gone again.
+        done = set(range(count)) if self._has_all_lanes else self._lanes_done()
         if len(done) == count:
+            self._has_all_lanes = True
             done, count, is_region = self._regions_done(), self.shape.regions, True
         crew = self.board.crew(self.tick, is_region, time.monotonic_ns())
         idle_s = time.monotonic() - self._idle_since

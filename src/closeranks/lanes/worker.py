@@ -247,6 +247,7 @@ class Worker:
         if work.weigh is not None:
             lanes = self.records.lanes(self.tick, turn.shape.lanes)
             if lanes is None:
+                turn.look_again()
                 return
             total = sum(lane.weight for lane in lanes)
             if not total > 0:
@@ -256,7 +257,9 @@ class Worker:
                 )
             scale = 1.0 / total
         is_mine = task.index in block(turn.shape.regions, *self.board.standing())
-        folds.sum_region(self.tick, task.index, turn.shape.lanes, turn.nodes, scale, is_mine)
+        lanes_count, nodes = turn.shape.lanes, turn.nodes
+        if not folds.sum_region(self.tick, task.index, lanes_count, nodes, scale, is_mine):
+            turn.look_again()
 
     def _take_results(
         self, turn: Turn, folds: Folds, targets: Sequence[Tensor]
