@@ -229,6 +229,30 @@ def wrapped_again_the_old_one_is_silent(rank: int, world: int) -> None:
 
 
 @batch.add
+def gradients_as_views_are_there_once(rank: int, world: int) -> None:
+    """What autograd has made is let go of as soon as it is in the bucket."""
+    if not wrap(Chain()).exchange.startswith("shm"):
+        return  # There gradients are scaled on their way, and what comes late must be told apart.
+    layers = [nn.Linear(200, 200, bias=False) for _ in range(4)]
+    net = wrap(nn.Sequential(*layers), gradient_as_bucket_view=True)
+    made: list[int] = []
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: made.append(p.grad.data_ptr()))
+    held: list[int] = []
+
+    def look(_grad: Tensor) -> None:
+        grads = [p.grad for p in net.parameters() if p.grad is not None]
+        held.append(sum(grad.data_ptr() in made for grad in grads))
+
+    layers[0].weight.register_hook(look)
+    for step in range(3):
+        made.clear()
+        net(torch.ones(2, 200) * (rank + step)).square().mean().backward()
+        assert len(made) == 4 and held[-1] == 0, held
+        net.zero_grad()
+
+
+@batch.add
 def buckets_take_no_descriptors(rank: int, world: int) -> None:
     """A process has a thousand of them, and a model may have more buckets."""
 

@@ -66,11 +66,13 @@ class Bucket:
         if self.parameters[slot].grad is view:
             self._kept[slot] = view.clone()
 
-    def fill_one(self, slot: int, scale: float) -> None:
-        """Copy one gradient in, while it is warm."""
+    def fill_one(self, slot: int, scale: float, hand_over: bool) -> None:
+        """Copy one gradient in, while it is warm; if told so, .grad is the place in the bucket."""
         grad = self.parameters[slot].grad
         assert grad is not None, "a gradient hook fired without a gradient"
         self._copy_in(slot, grad, scale)
+        if hand_over and scale == 1.0:  # else what autograd adds later would be scaled differently
+            self.parameters[slot].grad = self.views[slot]
 
     def load(self, scale: float) -> None:
         """Copy in, times scale, every gradient that is not there yet. Autograd is not recording."""
@@ -163,7 +165,7 @@ class SparseBucket:
         self.grads = []
         self.memory = self.flat = self.memory.new_zeros(0)
 
-    def fill_one(self, slot: int, scale: float) -> None:
+    def fill_one(self, slot: int, scale: float, hand_over: bool) -> None:
         raise AssertionError("a sparse gradient is loaded when its bucket flies")
 
     def keep(self, slot: int) -> None:

@@ -224,7 +224,9 @@ class Reducer:
             return
         if bucket.eager and state.remote is None:
             with torch.no_grad():
-                bucket.fill_one(self.fleet.slot_of[number], self.scale.before)
+                # In view mode each gradient is then there once at any time.
+                hand_over = self.options.as_view and not self.tracks_increments
+                bucket.fill_one(self.fleet.slot_of[number], self.scale.before, hand_over)
         if state.fired[number]:
             return
         state.fired[number] = True
