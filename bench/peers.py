@@ -67,6 +67,9 @@ def _deepspeed(rank: int, size: int) -> Way | None:
         if not rank:
             dist.barrier()
         operations.initialize(size, rank)
+        dist.barrier()  # All have mapped what DeepSpeed would leave in the file system.
+        for left in Path("/dev/shm").glob(f"deepspeed_*_bench_{os.environ['MASTER_PORT']}_*"):
+            left.unlink(missing_ok=True)
     except (ImportError, RuntimeError, OSError) as error:
         if not rank:
             print(f"DeepSpeed is left out: {error}")
