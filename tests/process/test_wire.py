@@ -17,7 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from closeranks.exchange.agreement import second_group
+from closeranks.exchange.group import GroupExchange
+from closeranks.exchange.layout import Layout, Piece
+from closeranks.exchange.wired import WiredExchange
+from closeranks.wire.formats import parse
 from tests.process.batch import WORLDS, Batch
+from tests.process.exchange_ways import CPU, plain_wait
 from tests.process.noticed import noticed
 from tests.process.reference import (
     assert_grads,
@@ -364,10 +370,6 @@ def ranks_may_run_out_of_data(rank: int, world: int) -> None:
 
 @batch.add
 def waits_may_come_in_any_order(rank: int, world: int) -> None:
-    from closeranks.exchange.group import GroupExchange
-    from closeranks.exchange.layout import Layout, Piece
-    from closeranks.exchange.wired import WiredExchange
-    from closeranks.wire.formats import parse
 
     for form in FORMATS:
         group = GroupExchange(dist.distributed_c10d._get_default_group())
@@ -533,3 +535,28 @@ def test_a_rank_that_dies_is_named() -> None:
     for outcome in outcomes[:2]:
         assert outcome.error_type is not None and "ExchangeFailed" in outcome.error_type
         assert outcome.error is not None and "bucket" in outcome.error
+
+
+def _one_waits_before_it_goes_on(rank: int, form: str) -> None:
+    """Between hosts a rank may come to the second reduction only when all have the first."""
+    group = GroupExchange(dist.new_group())
+    second = second_group(group, CPU, plain_wait)
+    assert second is not None
+    exchange = WiredExchange(group, parse(form), second)
+    layouts = [Layout((Piece(f"p{n}", 0, 50, 60),)) for n in range(2)]
+    tensors = [torch.full((3000,), float(n + rank)) for n in range(2)]
+
+    def start(n: int) -> Any:
+        return exchange.all_reduce(tensors[n], 0.5, layouts[n])
+
+    for _ in range(3):
+        early = [start(0), start(1)] if rank == 0 else [start(0)]
+        early[0].wait()
+        dist.barrier()
+        (early[1] if rank == 0 else start(1)).wait()
+    assert_replicas_equal(tensors)
+
+
+@pytest.mark.parametrize("form", ("int8", "powersgd:2"))
+def test_a_wait_is_for_nothing_that_was_asked_for_later(form: str) -> None:
+    run_ranks(2, _one_waits_before_it_goes_on, form, deadline_s=30.0)

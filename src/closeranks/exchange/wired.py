@@ -154,10 +154,15 @@ class WiredExchange:
             reduction.enter(2)
 
     def finish(self, reduction: Reduction) -> None:
-        """Bring a reduction to its end, and the next one to its second stage meanwhile."""
+        """Bring a reduction to its end, and the next one to its second stage meanwhile.
+
+        Only what was asked for before is waited for: between hosts the others may not come to a
+        later reduction before this one has landed with them.
+        """
         place = self._flying.index(reduction)
-        for other in list(self._flying)[: place + 2]:
+        for other in list(self._flying)[: place + (1 if self._looks else 2)]:
             other.enter(2)
+        self.look()
         reduction.enter(3)
         self._flying.remove(reduction)
 
