@@ -41,6 +41,7 @@ STACK_SIGNAL = 50
 OUT, ERR, FAULT, CONTROL, MEMORY, STORE = range(6)
 
 _NOTED_LIMIT_S = 2.0
+_BETWEEN_LIMIT_S = 120.0
 
 _lasting: list[IO[Any] | Channel] = []  # Lives as long as the process does.
 
@@ -106,12 +107,12 @@ def live(job: Message, fds: list[int], control: Channel) -> int:
 def _wait_for_launcher(pid: int) -> None:
     """A forked worker is the launcher's child once the process between them has ended.
 
-    If the launcher is killed at this moment, it will never be.
+    That one forks all the others first, which takes a while where there are many of them and few
+    cores. Who gave up before would be killed as the child of somebody who ends.
     """
-    deadline = time.monotonic() + 10.0
-    while os.getppid() != pid and time.monotonic() < deadline:
-        if kernel.state_and_parent(pid)[0] in ("", "Z"):
-            return
+    deadline = time.monotonic() + _BETWEEN_LIMIT_S
+    before = os.getppid()
+    while os.getppid() == before != pid and time.monotonic() < deadline:
         time.sleep(0.0005)
 
 
