@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 
-from closeranks.exchange.links import Sign
+from closeranks.exchange.links import Link, Sign
 from closeranks.exchange.signs import QUIET_MS, SILENT_MS, STALLED_MS, judge
 
 # Ranks 0 and 1 are on this host, 2 and 3 on the next, 4 on a third.
 _HOSTS = (0, 0, 1, 1, 2)
-_DATA = Sign(2, False, True, heard_ms=50, moved_ms=50, unacked=0, unread=0)
+_DATA = Sign(2, False, True, heard_ms=50, moved_ms=50, waits_ms=0, unread=0)
 
 
 def _watch(rank: int, heard_ms: int = 900, is_open: bool = True) -> Sign:
@@ -42,13 +43,28 @@ def test_a_connection_that_has_ended_is_not_silent() -> None:
 
 
 def test_data_stall_where_the_host_answers_and_they_are_not_acknowledged() -> None:
-    stuck = replace(_DATA, heard_ms=STALLED_MS, unacked=3)
+    stuck = replace(_DATA, heard_ms=STALLED_MS, waits_ms=STALLED_MS)
     assert judge([*_WELL, stuck], _HOSTS, 0).stalled == {2: STALLED_MS}
-    assert not judge([*_WELL, replace(stuck, unacked=0)], _HOSTS, 0).stalled, "its rank is stopped"
-    assert not judge([*_WELL, replace(stuck, heard_ms=STALLED_MS - 1)], _HOSTS, 0).stalled
+    assert not judge([*_WELL, replace(stuck, waits_ms=0)], _HOSTS, 0).stalled, "idle, or stopped"
+    assert not judge([*_WELL, replace(stuck, waits_ms=STALLED_MS - 1)], _HOSTS, 0).stalled
+    assert not judge([*_WELL, replace(stuck, rank=1)], _HOSTS, 0).stalled, "it shares this host"
     silent = [_watch(1), _watch(2, 9000), _watch(3, 9000), _watch(4), stuck]
     found = judge(silent, _HOSTS, 0)
     assert found.silent and not found.stalled, "a host that is silent has more than stalled"
+
+
+def test_data_wait_from_when_they_are_sent_and_not_from_when_something_was_heard() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        end = socket.create_connection(server.getsockname())
+    with end:
+        link = Link(1, 0, end.fileno(), end)
+        assert link.waits_ms(0, 25_000, now_s=100.0) == 0
+        assert link.waits_ms(3, 25_000, now_s=100.1) == 0, "sent at this moment"
+        assert link.waits_ms(3, 25_100, now_s=100.2) == 100
+        assert link.waits_ms(3, 40, now_s=109.0) == 40, "something was acknowledged"
+        assert link.waits_ms(3, 9_000, now_s=118.0) == 9_000
+        assert link.waits_ms(0, 10, now_s=119.0) == 0
+        assert link.waits_ms(1, 9_000, now_s=130.0) == 0
 
 
 def test_what_moves_or_waits_to_be_read_is_not_quiet() -> None:

@@ -18,6 +18,7 @@ import socket
 import stat
 import struct
 import termios
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Sign:
     is_open: bool
     heard_ms: int  # since anything came from the other end, an acknowledgement included
     moved_ms: int  # since data were sent or received
-    unacked: int  # segments that were sent and not acknowledged
+    waits_ms: int  # for an acknowledgement of what was sent, with nothing heard meanwhile
     unread: int  # bytes that have come and gloo has not read
 
 
@@ -53,17 +54,28 @@ class Link:
         self.inode = inode
         self.fd = fd  # gloo's own
         self.end = end  # the copy
+        self._unacked_since_s: float | None = None
+
+    def waits_ms(self, unacked: int, heard_ms: int, now_s: float) -> int:
+        """How long data have waited: the last sign of life may be older, if nothing was sent."""
+        if not unacked:
+            self._unacked_since_s = None
+            return 0
+        if self._unacked_since_s is None:
+            self._unacked_since_s = now_s
+        return min(heard_ms, round((now_s - self._unacked_since_s) * 1000))
 
     def sign(self, watches: bool) -> Sign:
         info = _INFO.unpack(self.end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
         unread = fcntl.ioctl(self.end.fileno(), termios.FIONREAD, b"\0\0\0\0")
+        heard_ms = min(info[_DATA_RECV], info[_ACK_RECV])
         return Sign(
             rank=self.rank,
             watches=watches,
             is_open=info[0] == _ESTABLISHED,
-            heard_ms=min(info[_DATA_RECV], info[_ACK_RECV]),
+            heard_ms=heard_ms,
             moved_ms=min(info[_DATA_RECV], info[_DATA_SENT]),
-            unacked=info[_UNACKED],
+            waits_ms=self.waits_ms(info[_UNACKED], heard_ms, time.monotonic()),
             unread=int.from_bytes(unread, "little"),
         )
 

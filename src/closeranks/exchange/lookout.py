@@ -32,7 +32,8 @@ from closeranks.exchange.signs import QUIET_MS, STALLED_MS, Findings, judge
 from closeranks.observe import points
 
 _PERIOD_S = 0.1
-_ANSWER_S = 1.0
+_ANSWER_S = 3.0
+_LINGER_S = 0.7
 _TOGETHER_S = 0.02  # ranks of one host that end within so little end together
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -138,9 +139,12 @@ class Lookout:
         for rank in findings.closed:
             self.note_end(rank, of_process=True)
         if self._verdict is None and (findings.silent or findings.stalled):
-            self._verdict = self._of_silence(findings)
+            lost = self._of_silence(findings)
             points.reach("host lost", silent=dict(findings.silent))
-            self.tell(self._verdict)
+            self.tell(lost)
+            if not lost.is_silent:  # Others read the note, maybe in this process, before it ends.
+                self._stop.wait(_LINGER_S)
+            self._verdict = lost
         elif self._closed_s and findings.is_quiet:
             since_s = time.monotonic() - min(self._closed_s.values())
             if since_s * 1000 >= QUIET_MS:

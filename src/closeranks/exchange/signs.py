@@ -41,8 +41,8 @@ def judge(signs: Sequence[Sign], host_of: Sequence[int], own: int) -> Findings:
         if heard_ms >= SILENT_MS and any(sign.watches and sign.is_open for sign in here):
             silent[host] = heard_ms
     for sign in signs:
-        waits_ms = sign.heard_ms if sign.unacked and not sign.watches and sign.is_open else 0
-        if waits_ms >= STALLED_MS and host_of[sign.rank] not in silent:
+        waits_ms = sign.waits_ms if sign.is_open and not sign.watches else 0
+        if waits_ms >= STALLED_MS and host_of[sign.rank] not in (own, *silent):
             stalled[sign.rank] = waits_ms
     data = [sign for sign in signs if not sign.watches]
     return Findings(
