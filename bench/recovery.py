@@ -69,7 +69,7 @@ def main() -> int:
     ways = {name: _WAYS[name] for name in given.ways}
     if given.torchft:
         Torchft.python = given.torchft
-        ways |= {"torchft": Torchft, "torchft, heartbeat 500 ms": TunedTorchft}
+        ways |= {"torchft": Torchft, "torchft 500 ms": TunedTorchft}
     console, found, digests = Console(stderr=True), [], []
     for name, way in ways.items():
         with console.status(name), tempfile.TemporaryDirectory(prefix="recovery-") as folder:

@@ -141,14 +141,12 @@ class Torchft(Job):
     """Three replicas and a lighthouse; the dead are started again at once, by this process."""
 
     python: str = ""  # an interpreter that has torchft
-    heartbeat_ms: int = 5000  # its default
+    tuning: str = ""  # arguments of the lighthouse; without any, its heartbeat timeout is 5 s
 
     def start(self) -> list[subprocess.Popen[bytes]]:
-        tick_ms = 100 if self.heartbeat_ms == 5000 else 20
         code = (
             "import time; from torchft.coordination import LighthouseServer as L; "
-            f"l = L(bind='127.0.0.1:0', min_replicas=1, join_timeout_ms=100, "
-            f"quorum_tick_ms={tick_ms}, heartbeat_timeout_ms={self.heartbeat_ms}); "
+            f"l = L(bind='127.0.0.1:0', min_replicas=1{self.tuning}); "
             "print('lighthouse', l.address(), flush=True); time.sleep(3600)"
         )
         lighthouse = self.spawn(self.python, "-c", code)
@@ -174,7 +172,7 @@ class Torchft(Job):
 
 
 class TunedTorchft(Torchft):
-    heartbeat_ms = 500
+    tuning = ", quorum_tick_ms=20, heartbeat_timeout_ms=500"
 
 
 def _is_alive(pid: int) -> bool:
