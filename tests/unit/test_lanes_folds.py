@@ -34,6 +34,7 @@ def areas() -> Iterator[tuple[Area, Area]]:
 
 def work(folds: Folds, tick: int, parameters: list[Tensor], value: float) -> None:
     """All lanes and regions of a tick, by one worker."""
+    folds.begin(tick, LANES, 1)
     for lane in range(LANES):
         gradients = [torch.full_like(p, value + lane) for p in parameters]
         folds.add_lane(tick, lane, LANES, gradients, 1.0)
@@ -43,7 +44,7 @@ def work(folds: Folds, tick: int, parameters: list[Tensor], value: float) -> Non
         if at == tick:
             nodes[lo, hi] = folds.me, slot
     for index in range(len(folds.layout.regions)):
-        assert folds.sum_region(tick, index, LANES, nodes, 1.0)
+        assert folds.sum_region(tick, index, LANES, nodes, 1.0, is_mine=False)
 
 
 def read(theirs: Area, tick: int, parameters: list[Tensor]) -> list[Tensor] | None:
@@ -80,3 +81,16 @@ def test_a_place_that_is_laid_out_anew_holds_nothing_old(areas: tuple[Area, Area
     assert read(theirs, 4, LARGE) is None
     sums = [w.node_of(word)[0] for word in theirs.words[w.FOLDS : w.FOLDS + 8].tolist()]
     assert 4 not in sums
+
+
+def test_what_is_released_is_not_what_others_lie_in(areas: tuple[Area, Area]) -> None:
+    """Regions that were somebody else's are released two ticks later, unless laid out anew."""
+    mine, theirs = areas
+    large = [torch.zeros(1000), torch.zeros(200_000, dtype=torch.float64)]
+    small = [torch.zeros(280_000)]
+    folds = FoldsByLayout(mine)
+    work(folds.at(4, large), 4, large, 4.0)
+    work(folds.at(6, small), 6, small, 6.0)
+    folds.at(7, large).begin(7, LANES, 1)
+    found = read(theirs, 6, small)
+    assert found is not None and all((t == 21.0).all() for t in found)

@@ -63,6 +63,10 @@ class Folds:
                 size_bytes = region.numel * region.dtype.itemsize
                 self.me.release(w.result_data(old), region.start_bytes, size_bytes)
 
+    def leave_results(self, tick: int) -> None:
+        """From this tick on others lie where results of its parity were: not ours to release."""
+        self._of_others = [each for each in self._of_others if (each[0] ^ tick) & 1]
+
     def add_lane(
         self, tick: int, lane: int, lanes: int, gradients: Sequence[Tensor | None], weight: float
     ) -> None:
@@ -192,7 +196,10 @@ class FoldsByLayout:
         if folds is not self._of_sums:
             self._of_sums = folds
             self._clear(w.FOLDS, w.FOLDS_MAX)
-        if folds is not self._of_results[tick & 1]:
+        before = self._of_results[tick & 1]
+        if folds is not before:
+            if before is not None:
+                before.leave_results(tick)
             self._of_results[tick & 1] = folds
             self._clear(w.region_word(tick, 0), w.REGIONS_MAX)
         return folds
