@@ -269,8 +269,8 @@ class Supervisor:
     def _is_over(self) -> bool:
         if self._restarts_all or self._survival.again or self._decide_at_s is not None:
             return False
-        if self._starter_is_lost:
-            return not [w for w in self._crew.alive() if w.pid]
+        if self._starter_is_lost or (self._ending is not None and self._ending.next_s() is None):
+            return not [w for w in self._crew.alive() if w.pid] and self._crew.is_drained()
         is_over = not self._crew.alive() and self._crew.is_drained()
         if is_over and self._ending is None and not self._peers.are_all_done:
             self._peers.finish()
