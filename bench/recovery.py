@@ -50,7 +50,7 @@ class Fault:
     beyond_ms: float
     step_ms: float
     lost_steps: int  # to be done again
-    discarded: int
+    discarded: int  # work of a survivor that came to nothing, and steps that nobody finished
     back_ms: float | None  # until the one that died contributes again
     own_start_ms: float | None  # of which its script takes so long to come to its loop
 
@@ -150,8 +150,7 @@ def _judge(
     moments = [n.at_s for n in before if n.what == "step"][-1:]
     moments += [n.at_s for n in notes if n.what == "step" and n.at_s > at_s and n.pid != victim]
     gap_s = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
-    after = [n.number for n in notes if n.what == "step" and n.at_s > at_s]
-    lost = max(0, _newest(before) - min(after, default=_newest(before)))
+    after = [n for n in notes if n.what == "step" and n.at_s > at_s]
     back, own = _contribution(notes, known) or (None, None)
     return Fault(
         way=way,
@@ -159,11 +158,33 @@ def _judge(
         gap_ms=1e3 * gap_s,
         beyond_ms=1e3 * max(0.0, gap_s - step_s - lane_s),
         step_ms=1e3 * step_s,
-        lost_steps=lost if way == "torchrun" else 0,
-        discarded=len([n for n in notes if n.what == "discarded" and n.at_s > at_s]),
+        lost_steps=_done_again(before, after),
+        discarded=len([n for n in notes if n.what == "discarded" and n.at_s > at_s])
+        + _done_by_nobody(before, after),
         back_ms=None if back is None or kind == "stop" else 1e3 * (back - at_s),
         own_start_ms=None if own is None or kind == "stop" else 1e3 * own,
     )
+
+
+def _done_again(before: list[Note], after: list[Note]) -> int:
+    """How far the furthest fallen process fell back; a new one is to begin after the newest."""
+    newest: dict[int, int] = {}
+    for note in before:
+        if note.what == "step":
+            newest[note.pid] = max(note.number, newest.get(note.pid, 0))
+    first: dict[int, int] = {}
+    for note in after:
+        first[note.pid] = min(note.number, first.get(note.pid, note.number))
+    everybodys = max(newest.values(), default=-1)
+    fallen = [newest.get(pid, everybodys) + 1 - number for pid, number in first.items()]
+    return max(0, *fallen) if fallen else 0
+
+
+def _done_by_nobody(before: list[Note], after: list[Note]) -> int:
+    """Steps from the fault on that no process finished, although later ones were."""
+    finished = {note.number for note in after}
+    expected = range(_newest(before) + 1, max(finished, default=0) + 1)
+    return len([number for number in expected if number not in finished])
 
 
 def _all_work(notes: list[Note], step: int) -> bool:
