@@ -44,6 +44,8 @@ TRAIN = """
                 dist.all_reduce(torch.ones(1000))
             else:
                 model(torch.ones(2, 8)).sum().backward()
+        if how == "stop":
+            time.sleep(1.5)  # Long enough to be seen to go on.
 
     train(*sys.argv[1:])
 """

@@ -149,7 +149,7 @@ def dump(worker: Worker, is_stopped: bool) -> str:
     """All stacks of a worker, from faulthandler, which needs nobody's cooperation."""
     text = b""
     try:
-        kernel.kill(worker.pid, STACK_SIGNAL)
+        kernel.signal_main_thread(worker.pid, STACK_SIGNAL)
         if is_stopped:
             kernel.kill(worker.pid, signal.SIGCONT)
         deadline = time.monotonic() + _DUMP_S

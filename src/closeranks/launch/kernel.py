@@ -65,6 +65,14 @@ def state_and_parent(pid: int) -> tuple[str, int]:
     return fields[0], int(fields[1])
 
 
+def signal_main_thread(pid: int, number: int) -> None:
+    """A signal that the main thread handles before it does anything else, if the process is there.
+
+    A signal to the whole process goes to any thread; the main one may then move on first.
+    """
+    _libc.tgkill(pid, pid, number)
+
+
 def kill_group(leader: int, number: int) -> None:
     """A signal to a process group; nobody may be there any more."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
