@@ -265,7 +265,7 @@ def test_every_number_type_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
         (lambda: 0, "function"),
         (defaultdict(lambda: 1), "defaultdict"),
     ],
-    ids=str,
+    ids=["object", "numpy", "sparse", "function", "defaultdict"],
 )
 def test_what_cannot_be_kept_is_refused_by_name_when_it_is_prepared(value: Any, named: str) -> None:
     class Odd:
