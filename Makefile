@@ -19,8 +19,9 @@ export PYTHON TORCH_SPEC
 demo: setup
 	@.venv/bin/closeranks demo $(ARGS)
 
+# Two files at a time, because most tests wait for deadlines and not for a processor.
 test: setup
-	$(PYTHON_HERE) -m pytest
+	$(PYTHON_HERE) -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(PYTHON_HERE) -m ruff check .
