@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import unittest
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,37 +106,42 @@ def test_only_the_promised_assertion_is_tolerated(
     assert _tolerated(monkeypatch, tmp_path, Settings(), "DDP error not raised") == 0
 
 
-def _leftovers() -> set[str]:
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where harness runs of this test keep their files; others may run at the same time."""
+    with tempfile.TemporaryDirectory(prefix="harness-") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
+
+
+def _leftovers(folder: Path) -> set[str]:
     """Processes and folders of harness runs that are there now."""
-    folders = {str(p) for p in Path(tempfile.gettempdir()).glob("closeranks-conformance-*")}
-    ranks = set()
-    for process in psutil.process_iter(["cmdline"]):
-        if "tests.conformance.worker" in " ".join(process.info["cmdline"] or ()):
-            ranks.add(str(process.pid))
-    return folders | ranks
+    found = {str(path) for path in folder.iterdir()}
+    for process in psutil.process_iter(["cwd"]):
+        if (process.info["cwd"] or "").startswith(str(folder)):
+            found.add(str(process.pid))
+    return found
 
 
-def test_a_hang_is_told_with_its_stacks_and_leaves_nothing() -> None:
-    before = _leftovers()
+def test_a_hang_is_told_with_its_stacks_and_leaves_nothing(folder: Path) -> None:
     settings = Settings(broken="hangs", only=(ONE_TEST,), timeout_s=3.0, deadline_s=90.0)
     (result,) = runner.run(settings)
     assert result.status == FAIL and "timed out" in result.why
     assert re.search(r'broken\.py", line \d+ in forward', result.why), result.why
-    assert _leftovers() <= before
+    assert not _leftovers(folder)
 
 
-def test_a_run_that_takes_too_long_fails_all_that_is_left() -> None:
-    before = _leftovers()
+def test_a_run_that_takes_too_long_fails_all_that_is_left(folder: Path) -> None:
     other = "DistributedTest.test_ddp_create_graph"
     settings = Settings(broken="hangs", only=(ONE_TEST, other), deadline_s=2.0)
     results = runner.run(settings)
     assert [(r.test, r.status) for r in results] == [(ONE_TEST, FAIL), (other, FAIL)]
     assert "not ended within 2.0 s" in results[0].why and "in forward" in results[0].why
-    assert _leftovers() <= before
+    assert not _leftovers(folder)
 
 
-def test_a_killed_runner_leaves_nothing() -> None:
-    before = _leftovers()
+def test_a_killed_runner_leaves_nothing(folder: Path) -> None:
     command = [sys.executable, "-m", "tests.conformance", "--broken", "hangs", "--filter", ONE_TEST]
     killed = subprocess.Popen(command, cwd=runner.ROOT)
     while len(psutil.Process(killed.pid).children(recursive=True)) < 1 + 2:  # worker and ranks
@@ -143,6 +149,6 @@ def test_a_killed_runner_leaves_nothing() -> None:
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     give_up = time.monotonic() + 60.0
-    while _leftovers() - before:
-        assert time.monotonic() < give_up, _leftovers()
+    while _leftovers(folder):
+        assert time.monotonic() < give_up, _leftovers(folder)
         time.sleep(0.1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from closeranks.launch import worker
 from tests.launch.job import DEADLINE_S, Running, launched
 
 # Each rank has a child in its own process group and one that has left it.
@@ -134,6 +135,13 @@ def test_a_dead_workers_children_die_with_it(tmp_path: Path) -> None:
         assert running.process.poll() is None
         running.send(signal.SIGINT)
         assert running.end().code == 130
+
+
+def test_a_worker_whose_launcher_is_dead_waits_for_nobody() -> None:
+    """Whoever takes its place as the parent, and were it the first process of all."""
+    began = time.monotonic()
+    worker.wait_for_end_of(os.getppid() + 1)
+    assert time.monotonic() - began < 10.0
 
 
 def test_a_dead_fork_server_is_reported(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.tidy.findings import ROOT
 
-KERNELS = "src/closeranks/segment/kernels.c"
+KERNELS = [f"src/closeranks/{layer}/kernels.c" for layer in ("segment", "wire")]
 TOOLS = ("cat", "chmod", "cksum", "cp", "dirname", "grep", "mkdir", "rm", "sed", "sh")
 
 PYTHON = """#!/bin/sh
@@ -39,9 +39,8 @@ class Machine:
         self.bin, self.log = folder / "bin", folder / "log"
         self.checkout = folder / "checkout"
         self.bin.mkdir()
-        (self.checkout / ".ci").mkdir(parents=True)
-        (self.checkout / KERNELS).parent.mkdir(parents=True)
-        for name in (".ci/setup", "pyproject.toml", "constraints.txt", KERNELS):
+        for name in (".ci/setup", "pyproject.toml", "constraints.txt", *KERNELS):
+            (self.checkout / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.checkout / name)
         for tool in TOOLS:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
@@ -116,7 +115,7 @@ def test_everything_is_installed_under_the_constraints(machine: Machine) -> None
     machine.add_python("python3", "3.11")
     _, first, second = machine.done()
     assert first.endswith(" -c .venv/constraints.txt setuptools torch==2.13.0")
-    assert second.endswith(" --no-build-isolation -e .[demo,test,examples,check]")
+    assert second.endswith(" --no-build-isolation -e .[demo,plot,test,examples,check]")
     assert "-c .venv/constraints.txt" in second
 
 
@@ -127,7 +126,7 @@ def test_the_second_time_there_is_nothing_to_do_or_to_say(machine: Machine) -> N
     assert machine.setup().stderr == ""
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", KERNELS])
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", *KERNELS])
 def test_what_has_changed_is_installed_into_the_same_venv(machine: Machine, name: str) -> None:
     machine.add_python("python3", "3.11")
     machine.done()

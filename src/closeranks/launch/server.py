@@ -66,7 +66,7 @@ def serve(channel: Channel) -> int:
 
 def _start(batch: list[tuple[Message, list[int]]], channel: Channel) -> int:
     """In the process between: fork the workers and end. In a worker: live, return its code."""
-    started = []
+    started, between = [], os.getpid()
     for job, fds in batch:
         pid = os.fork()
         if pid == 0:
@@ -76,7 +76,7 @@ def _start(batch: list[tuple[Message, list[int]]], channel: Channel) -> int:
                     for fd in others:
                         os.close(fd)
             gc.enable()
-            return live(job, fds, Channel(socket.socket(fileno=fds[CONTROL])))
+            return live(job, fds, Channel(socket.socket(fileno=fds[CONTROL])), between)
         started.append([job["rank"], pid])
     channel.send({"kind": "started", "pids": started})
     os._exit(0)

@@ -58,11 +58,11 @@ def main() -> int:
     return live(messages[0], fds, control)
 
 
-def live(job: Message, fds: list[int], control: Channel) -> int:
-    """Everything; returns the exit code."""
+def live(job: Message, fds: list[int], control: Channel, between: int = 0) -> int:
+    """Everything; returns the exit code. `between` is the process that forked this one."""
     # Phase 1
     os.setpgid(0, 0)
-    _wait_for_launcher(job["launcher"])
+    wait_for_end_of(between)
     kernel.die_with_parent()
     if os.getppid() != job["launcher"]:
         return 1
@@ -104,15 +104,15 @@ def live(job: Message, fds: list[int], control: Channel) -> int:
     return run_target(job["target"], job["is_module"], job["arguments"], tell)
 
 
-def _wait_for_launcher(pid: int) -> None:
+def wait_for_end_of(between: int) -> None:
     """A forked worker is the launcher's child once the process between them has ended.
 
     That one forks all the others first, which takes a while where there are many of them and few
-    cores. Who gave up before would be killed as the child of somebody who ends.
+    cores. Who gave up before would be killed as the child of somebody who ends. If the launcher has
+    ended as well, somebody else is the parent, who is nobody to wait for.
     """
     deadline = time.monotonic() + _BETWEEN_LIMIT_S
-    before = os.getppid()
-    while os.getppid() == before != pid and time.monotonic() < deadline:
+    while os.getppid() == between and time.monotonic() < deadline:
         time.sleep(0.0005)
 
 
