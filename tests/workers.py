@@ -219,6 +219,7 @@ class _Launcher:
             seat.tell(value=value)
             code = 0
         except SystemExit as exit_:
+            atexit._run_exitfuncs()
             code = exit_.code if isinstance(exit_.code, int) else 0
         except BaseException:  # noqa: BLE001 - as the interpreter does it
             sys.excepthook(*sys.exc_info())

@@ -6,6 +6,7 @@ Every fault is injected at a named point, and every test asserts that it fired.
 from __future__ import annotations
 
 import functools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from closeranks.lanes import words as w
 from closeranks.lanes.ranks import Ranks
 from tests.lanes_scripts import SCRIPTS
 from tests.workers import SLEEP, STOP, Fault, Job, pace, run_job
@@ -57,6 +59,31 @@ def test_an_evaluation_is_disturbed(action: str) -> None:
     place = "evaluate() in the loop over steps() (call 1) at step 5, batch 0"
     job = survive("mlp", 3, Fault("task begun", facts={"place": place}, **ACTIONS[action]))
     assert all(value["totals"] == job.values[0]["totals"] for value in job.values)
+
+
+def remember_little(steps: int = 60) -> dict[str, Any]:
+    """A job that keeps what came out of four ticks, in place of hundreds."""
+    w.HISTORY_COUNT = 4
+    ranks = Ranks(lanes=4)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ranks.prepare(model, optimizer)
+    data = TensorDataset(torch.arange(8.0 * 3 * steps).view(-1, 3) / 1000)
+    for step in ranks.steps(data, 8):
+        for (x,) in step:
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.03)  # The others are to be at work when the one that was stopped wakes.
+    return {"digest": ranks.digest(), "rank": ranks.rank}
+
+
+def test_a_worker_that_slept_longer_than_anybody_remembers_is_started_again() -> None:
+    undisturbed = run_job(1, remember_little)
+    fault = Fault("before forward", STOP, seconds=1.5, incarnation=1, facts={"tick": 5})
+    job = run_job(2, remember_little, faults=[fault])
+    assert len(job.fired) == 1 and job.ended is None, job
+    assert job.digest == undisturbed.digest
 
 
 def note_steps(folder: str, steps: int = 16) -> dict[str, Any]:

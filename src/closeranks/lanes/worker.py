@@ -179,6 +179,7 @@ class Worker:
 
     def give_up(self) -> NoReturn:
         """Nobody can tell this process what it missed: it is to be started again, or not needed."""
+        self.is_lost = True  # Its script ends here, and that it does so says nothing.
         self.board.me.words[w.LOST] = 1
         if self.board.anyone_has_ended():
             raise SystemExit(0)
