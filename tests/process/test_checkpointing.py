@@ -6,14 +6,18 @@ its hooks twice in one backward.
 
 from __future__ import annotations
 
+import copy
+import os
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from closeranks import DistributedDataParallel
 from tests.process.batch import WORLDS, Batch
 from tests.process.reference import Chain, no_sync, rows, train_and_compare
 
@@ -248,6 +252,39 @@ def accumulation_with_a_layer_in_two_reentrant_checkpoints(rank: int, world: int
 
     make = partial(Checkpointed, reentrant=True, times=2)
     train_and_compare(make, rank, world, step, steps=3)
+
+
+class Large(nn.Module):
+    """One layer, large enough to be copied into its bucket at once, in two checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(128, 128)
+        self.twice = nn.Linear(128, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        for _ in range(2):
+            x = checkpoint(self.twice, x, use_reentrant=True)
+        return x
+
+
+@batch.add
+def gradients_that_stay_views_are_scaled_once_by_a_group(rank: int, world: int) -> None:
+    """What autograd adds to a view in the second checkpoint must not find it scaled already."""
+    torch.manual_seed(0)
+    plain = Large()
+    with patch.dict(os.environ, {"CLOSERANKS_EXCHANGE": "group"}):
+        net = DistributedDataParallel(copy.deepcopy(plain), gradient_as_bucket_view=True)
+    for step in range(3):
+        inputs = [rows(each, step, width=128) for each in range(world)]
+        net.zero_grad(set_to_none=False)
+        net(inputs[rank]).square().mean().backward()
+        plain.zero_grad()
+        for each in inputs:
+            (plain(each).square().mean() / world).backward()
+        for ours, expected in zip(net.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("world", WORLDS)

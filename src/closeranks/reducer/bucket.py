@@ -70,6 +70,8 @@ class Bucket:
         """Copy one gradient in, while it is warm; if told so, .grad is the place in the bucket."""
         grad = self.parameters[slot].grad
         assert grad is not None, "a gradient hook fired without a gradient"
+        if grad is self.views[slot] and scale != 1.0:
+            return  # Autograd may add to it once more: load() scales all of it.
         self._copy_in(slot, grad, scale)
         if hand_over and scale == 1.0:  # else what autograd adds later would be scaled differently
             self.parameters[slot].grad = self.views[slot]
