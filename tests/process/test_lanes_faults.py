@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +62,27 @@ def test_an_evaluation_is_disturbed(action: str) -> None:
     assert all(value["totals"] == job.values[0]["totals"] for value in job.values)
 
 
-def remember_little(steps: int = 60) -> dict[str, Any]:
-    """A job that keeps what came out of four ticks, in place of hundreds."""
-    w.HISTORY_COUNT = 4
+def fit_a_line(steps: int, after_step: Callable[[Ranks, int], None]) -> dict[str, Any]:
+    """The smallest of trainings, whose steps take next to no time."""
     ranks = Ranks(lanes=4)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ranks.prepare(model, optimizer)
-    data = TensorDataset(torch.arange(8.0 * 3 * steps).view(-1, 3) / 1000)
+    data = TensorDataset(torch.arange(8.0 * 3 * steps).view(-1, 3) / (10 * steps))
     for step in ranks.steps(data, 8):
         for (x,) in step:
             model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.03)  # The others are to be at work when the one that was stopped wakes.
+        after_step(ranks, step.number)
     return {"digest": ranks.digest(), "rank": ranks.rank}
+
+
+def remember_little() -> dict[str, Any]:
+    """A job that keeps what came out of four ticks, in place of hundreds."""
+    w.HISTORY_COUNT = 4
+    # The others are to be at work when the one that was stopped wakes.
+    return fit_a_line(60, lambda ranks, number: time.sleep(0.03))
 
 
 def test_a_worker_that_slept_longer_than_anybody_remembers_is_started_again() -> None:
@@ -86,21 +93,14 @@ def test_a_worker_that_slept_longer_than_anybody_remembers_is_started_again() ->
     assert job.digest == undisturbed.digest
 
 
-def note_steps(folder: str, steps: int = 16) -> dict[str, Any]:
+def note_steps(folder: str) -> dict[str, Any]:
     """Notes every step in a file, once in the job."""
-    ranks = Ranks(lanes=4)
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ranks.prepare(model, optimizer)
-    data = TensorDataset(torch.arange(8.0 * 3 * steps).view(-1, 3) / 100)
-    for step in ranks.steps(data, 8):
-        for (x,) in step:
-            model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        ranks.once(lambda n=step.number: _note(folder, n))
+
+    def note(ranks: Ranks, number: int) -> None:
+        ranks.once(lambda: _note(folder, number))
         pace()
-    return {"digest": ranks.digest(), "rank": ranks.rank}
+
+    return fit_a_line(16, note)
 
 
 def _note(folder: str, number: int) -> None:
